@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from synchromesh.trace.partition.crossings import crossings
 from synchromesh.trace.partition.local import (
     Communication,
     Computation,
     LocalComponent,
     Partition,
+    crossings,
 )
 from synchromesh.trace.partition.shard_traffic import gathering_of
 from synchromesh.values.exchange import Exchange

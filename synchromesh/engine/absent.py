@@ -42,17 +42,13 @@ def stop(x: Tensor) -> Tensor:
 
 
 def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The local graph for a rank without rows.
-
-    Its placeholders say what they are (trace/partition/localise.py): `meta.of_rows`,
-    `meta.is_buffer`."""
+    """The local graph for a rank without rows; its placeholders say what they are (`meta`)."""
     made = torch.fx.Graph()
     rows = row_nodes(graph.graph)
     stopped: dict[Node, Node] = {}
     copies: dict[Node, Node] = {}
 
     def outside(node: Node) -> Node:
-        """A value that no row enters, as operators with rows may read it."""
         if node.name == "axis":
             return copies[node]
         if node not in stopped:
@@ -80,9 +76,7 @@ def row_nodes(graph: torch.fx.Graph) -> set[Node]:
     """Nodes that a row, or the number of rows, enters."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder":
-            if meta.of_rows(node):
-                found.add(node)
-        elif any(a in found for a in node.all_input_nodes):
+        of_rows = node.op == "placeholder" and meta.of_rows(node)
+        if of_rows or any(a in found for a in node.all_input_nodes):
             found.add(node)
     return found

@@ -1,5 +1,4 @@
-"""An agreement: what all ranks must have alike, above all in each step; where they do not, the
-error says so on all."""
+"""An agreement: what all ranks must have alike in each step, and else an error on all of them."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +29,7 @@ def refuse_first(faults: Sequence[str]) -> None:
 
 
 def require_alike(everyone: Group, described: Mapping[str, Any]) -> None:
-    """ValueError on every rank, with the first difference, where ranks describe something
-    differently."""
+    """ValueError on every rank, with the first difference, where descriptions differ."""
     descriptions = everyone.all_gather_json(dict(described))
     for rank, other in enumerate(descriptions):
         for key, value in descriptions[0].items():
@@ -43,16 +41,10 @@ def require_alike(everyone: Group, described: Mapping[str, Any]) -> None:
 
 
 def _difference(first: Any, other: Any, rank: int) -> str:
-    """The first entry in which a rank's value differs from that of rank 0."""
     if isinstance(first, list) and isinstance(other, list):
         pairs = zip_longest(first, other)
         return next(_difference(a, b, rank) for a, b in pairs if a != b)
     return f"{first!r} on rank 0, {other!r} on rank {rank}"
-
-
-def _common(batch: Any) -> list[Any]:
-    """The values of what all rows share, the tensors without dimensions."""
-    return [repr(x.tolist()) for x in batches.leaves(batch) if not x.dim()]
 
 
 @dataclass(frozen=True)
@@ -71,17 +63,14 @@ class Marks:
         cls, model: Hashable, optimizer: Optimizer, batch: Any, steps: int, call: Hashable,
         data: str,
     ) -> "Marks":  # fmt: skip
-        """Of a step as this rank would run it. model: what it must have alike. steps: updates
-        done; call: how the step is run, and the plan."""
+        """Of a step as this rank would run it, after so many updates (`steps`)."""
         shape = signature(batch)
+        shared = [repr(x.tolist()) for x in batches.leaves(batch) if not x.dim()]  # by all rows
         return cls(
-            batches.fingerprint((shape, _common(batch))),
-            batches.fingerprint((steps, call)),
-            batches.fingerprint(model),
-            batches.fingerprint(repr(settings(optimizer))),
-            data,
+            batches.fingerprint((shape, shared)), batches.fingerprint((steps, call)),
+            batches.fingerprint(model), batches.fingerprint(repr(settings(optimizer))), data,
             hash((shape, model, call)),
-        )
+        )  # fmt: skip
 
 
 MODELS_DIFFER = (
@@ -143,7 +132,6 @@ class RankReport:
     sums: tuple[int, ...] = (0,) * len(LossSum)  # of the loss: the bits of each float64
 
     def packed(self) -> list[int]:
-        """The numbers that travel."""
         return [
             self.rows, self.checksum, int(self.outdated), self.data, self.batch, self.place,
             self.model, self.optimizer, self.loss, *self.sums, *self.numbers,
@@ -151,7 +139,6 @@ class RankReport:
 
     @classmethod
     def unpacked(cls, packed: Sequence[int]) -> "RankReport":
-        """The inverse of `packed`."""
         rows, checksum, outdated, data, batch, place, model, optimizer, loss, *rest = packed
         sums, numbers = tuple(rest[: len(LossSum)]), tuple(rest[len(LossSum) :])
         return cls(
@@ -201,14 +188,10 @@ class RowAgreement:
         self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
         method: str = STEP, at_once: bool = True,
     ) -> GlobalRows:  # fmt: skip
-        """The global rows of this step, or of a batch of `evaluate`.
-
-        numbers: as many on every rank, gathered on all (`self.numbers`). outdated: whether this
-        rank's model is another than was traced. at_once: whether all rows go forward before any
-        go backward.
-
-        Raises ValueError on every rank if marks differ or ranks of one data index hold other
-        rows."""
+        """The global rows of this step, or of a batch of `evaluate`. numbers: as many on every
+        rank, gathered on all (`self.numbers`). outdated: whether this rank's model is another than
+        was traced. at_once: whether all rows go forward before any go backward. Raises ValueError
+        on every rank if marks differ or ranks of one data index hold other rows."""
         self.refused = False
         own, fault = self._own(batch, marks, numbers, outdated)
         if self.group.size == 1:
@@ -242,7 +225,6 @@ class RowAgreement:
     def _own(
         self, batch: Any, marks: Marks, numbers: tuple[int, ...], outdated: bool
     ) -> tuple[RankReport, str]:
-        """What this rank reports, and what is wrong with its batch."""
         fault = ""
         try:
             count = batches.row_count(batch)
@@ -274,8 +256,7 @@ class RowAgreement:
                 tell(LossState.FAILED, (0,) * len(LossSum))
 
     def _checked(self, reports: Sequence[RankReport], data: str, fault: str) -> GlobalRows:
-        """The rows of which all ranks report; ValueError on all of them as `__call__` says.
-        data, fault: this rank's."""
+        """The rows of which all ranks report, checked as `__call__` says. fault: this rank's."""
         if any(report.rows < 0 for report in reports):
             refuse_first(self.group.all_gather_json(fault))
         if len({report.data for report in reports}) > 1:  # also of ranks that take no part
@@ -286,8 +267,7 @@ class RowAgreement:
         return self._rows([reports[rank] for rank in self.ranks])
 
     def _refuse_differences(self, reports: Sequence[RankReport]) -> None:
-        """ValueError where ranks that take part have other marks, or idle ones alone another
-        model than was traced."""
+        """ValueError for other marks, or where idle ones alone have another model."""
         for mark, difference in DIFFERENCES.items():
             marks = [getattr(report, mark) for report in reports]
             self._refuse([r for r in self.ranks if marks[r] != marks[self.ranks[0]]], difference)
@@ -309,7 +289,6 @@ class RowAgreement:
         )
 
     def _rows(self, working: Sequence[RankReport]) -> GlobalRows:
-        """Of what the ranks that take part report."""
         counts = tuple(report.rows for report in working)
         for layout in self.layouts:
             self._require_equal(layout, working)
@@ -323,7 +302,6 @@ class RowAgreement:
         return GlobalRows(tuple(self._share(total, finest, i) for i in range(finest)), self.plan)
 
     def _require_equal(self, layout: Layout, working: Sequence[RankReport]) -> None:
-        """ValueError where ranks of one data index have different rows."""
         for first in layout.positions[:: layout.tensor]:
             block = slice(first, first + layout.tensor)
             if len({(report.rows, report.checksum) for report in working[block]}) > 1:
@@ -335,11 +313,9 @@ class RowAgreement:
                 )
 
     def _share(self, total: int, data: int, index: int) -> int:
-        """The rows that the plan gives to a data index of so many."""
         return batches.count_of(self.plan.own_rows(total, data, index))
 
     def _require_shares(self, layout: Layout, counts: Sequence[int], total: int) -> None:
-        """ValueError where a rank of a stage has other rows than the plan gives it."""
         for index, count in enumerate(counts):
             share = self._share(total, layout.data, index)
             if count != share:

@@ -21,14 +21,10 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on `device`."""
-    return pytree.tree_map(
-        lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
-    )
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device, non_blocking=True), batch)
 
 
 def leaves(batch: Any) -> list[Tensor]:
-    """The tensors of a batch in flattening order."""
     return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
 
 
@@ -65,18 +61,13 @@ class GlobalRows:
         return sum(self.counts)
 
     def ranges(self, data: int) -> Ranges:
-        """Global [start, stop) per data index of a layout of `data` degrees.
-
-        Where `data` divides the finest degree its blocks are unions of the finest ones, else the
-        plan's."""
+        """Global [start, stop) per data index of a layout of `data` degrees. Where `data` divides
+        the finest degree its blocks are unions of the finest ones, else the plan's."""
         if data not in self._ranges:
             finest = len(self.counts)
             ends = (0, *accumulate(self.counts))
-            self._ranges[data] = (
-                self.plan.row_ranges(self.total, data)
-                if finest % data
-                else tuple(pairwise(ends[:: finest // data]))
-            )
+            of_finest = () if finest % data else tuple(pairwise(ends[:: finest // data]))
+            self._ranges[data] = of_finest or self.plan.row_ranges(self.total, data)
         return self._ranges[data]
 
     @cached_property
@@ -85,7 +76,6 @@ class GlobalRows:
 
     @classmethod
     def of(cls, total: int, data: int, plan: Plan) -> "GlobalRows":
-        """The rows of a (micro-)batch where each data index has the plan's share."""
         return cls(tuple(b - a for a, b in plan.row_ranges(total, data)), plan)
 
     def micro_batches(self) -> tuple["GlobalRows", ...]:
@@ -103,12 +93,9 @@ class GlobalRows:
         return tuple(GlobalRows(counts, self.plan) for counts in sizes)
 
 
-def with_stand_in(
-    batch: Any, rows: GlobalRows, layout: Layout, position: int, group: Group
-) -> Any:
+def with_stand_in(batch: Any, rows: GlobalRows, layout: Layout, position: int, all_: Group) -> Any:
     """The batch; where position has no rows under `layout`, the first row of the first that has.
-
-    group: of all positions. Those of `layout` call; nothing is sent where all have rows."""
+    all_: of all positions. Those of `layout` call; nothing is sent where all have rows."""
     counts = [stop - start for start, stop in rows.ranges(layout.data)]
     if all(counts):
         return batch
@@ -129,8 +116,8 @@ def with_stand_in(
         return x
 
     batch = pytree.tree_map(lent, batch)
-    with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
-        group.exchange(sends, receives)
+    with all_.world.ledger.paused():  # no traffic of a step: no plan foresees it
+        all_.exchange(sends, receives)
     return batch
 
 
@@ -140,8 +127,7 @@ def fingerprint(key: Hashable) -> int:
 
 
 def checksum(batch: Any) -> int:
-    """A checksum of at most 1,024 entries of each tensor, by which ranks that should have the same
-    rows are compared."""
+    """A checksum of at most 1,024 entries of each tensor, equal for ranks with equal rows."""
     total = 0
     for x in leaves(batch):
         flat = x.detach().resolve_conj().resolve_neg().reshape(-1)

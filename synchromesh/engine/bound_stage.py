@@ -11,8 +11,14 @@ from torch import Tensor
 from synchromesh.engine.absent import isolated
 from synchromesh.programs.walk import Walk, pauses, walking
 from synchromesh.trace import meta
-from synchromesh.trace.partition.crossings import Pair, exchange_of
-from synchromesh.trace.partition.local import LocalComponent, Output, Partition, shortened
+from synchromesh.trace.partition.local import (
+    LocalComponent,
+    Output,
+    Pair,
+    Partition,
+    exchange_of,
+    shortened,
+)
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding

@@ -1,11 +1,9 @@
-"""The control channel: small messages between all ranks of a run, each over its connection with
-the first one (a star).
+"""The control channel: small messages of all ranks, over each one's connection with the first.
 
     ranks 1, 2, 3  --own-->  0        then        0  --everyone's-->  1, 2, 3
 
 gloo takes 0.3 to 1 ms of processor for a few numbers, as a collective runs in a thread of its own
-and wakes the one that reads from sockets in each of its rounds. Here who sends writes and who
-waits reads.
+and wakes the one that reads from sockets in each round. Here who sends writes, who waits reads.
 
 Every rank says first which of the trainer's methods it is in (`checked_gather`), in one small
 exchange, of one size for all methods, so that ranks in different ones get a sentence:
@@ -57,13 +55,9 @@ class Reachable(Protocol):
     size: int
     world: Any
 
-    def start_all_gather(self, x: Tensor, counted: bool = True) -> Callable[[], Tensor]:
-        """By the backend."""
-        ...
+    def start_all_gather(self, x: Tensor, counted: bool = True) -> Callable[[], Tensor]: ...
 
-    def all_gather_json(self, value: Any) -> list[Any]:
-        """A value of each rank."""
-        ...
+    def all_gather_json(self, value: Any) -> list[Any]: ...
 
 
 Numbers = Sequence[int]
@@ -72,8 +66,7 @@ Numbers = Sequence[int]
 def start_numbers(
     group: Reachable, numbers: Numbers, device: torch.device | None
 ) -> Callable[[Numbers], list[tuple[int, ...]]]:
-    """Begins to gather as many whole numbers of each rank; the function that waits for them. The
-    first rank's are those that it gives then: it sends what the others wait for when it calls."""
+    """Begins to gather as many numbers of each rank; the wait takes the first rank's own."""
     channel = _of(group)
     if channel is None:
         own = torch.tensor(numbers, device=device)
@@ -82,38 +75,30 @@ def start_numbers(
     form = struct.Struct(f"{len(numbers)}q")
     finish = channel.start(form.pack(*numbers))
 
-    def found(last: Numbers) -> list[tuple[int, ...]]:
-        began = time.perf_counter()
-        rows = [*form.iter_unpack(finish(form.pack(*last)))]
-        group.world.waited += time.perf_counter() - began
-        return rows
-
-    return found
+    return lambda last: [*form.iter_unpack(_waited(group, finish, form.pack(*last)))]
 
 
 def all_gather_numbers(
     group: Reachable, numbers: Numbers, device: torch.device | None
 ) -> list[tuple[int, ...]]:
-    """As many whole numbers of each rank."""
     return start_numbers(group, numbers, device)(numbers)
 
 
 def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
-    """Begins to gather `x`, of equal shape everywhere, of each rank; the function that waits for
-    it and returns (size, *x.shape)."""
+    """Begins to gather `x`, of equal shape everywhere; the wait gives (size, *x.shape)."""
     channel = _of(group)
     if channel is None:
         return group.start_all_gather(x, counted=False)
     own = x.numpy().tobytes()
-    finish = channel.start(own)
+    finish, shape = channel.start(own), (group.size, *x.shape)
+    return lambda: torch.frombuffer(_waited(group, finish, own), dtype=x.dtype).view(shape)
 
-    def result() -> Tensor:
-        began = time.perf_counter()
-        found = torch.frombuffer(finish(own), dtype=x.dtype).view(group.size, *x.shape)
-        group.world.waited += time.perf_counter() - began
-        return found
 
-    return result
+def _waited(group: Reachable, finish: Callable[[bytes], bytearray], own: bytes) -> bytearray:
+    began = time.perf_counter()
+    content = finish(own)
+    group.world.waited += time.perf_counter() - began
+    return content
 
 
 def _of(group: Reachable) -> "ControlChannel | None":
@@ -135,8 +120,7 @@ class ControlChannel:
 
     def start(self, own: bytes) -> Callable[[bytes], bytearray]:
         """Begins an exchange of messages of equal length; the function that waits for those of all
-        ranks, and takes the first one's. Exchanges begin in equal order on all ranks, and end in
-        equal order."""
+        ranks, and takes the first one's. Exchanges begin and end in equal order on all ranks."""
         self._count += 1
         number = self._count
         if 0 in self._links:
@@ -175,7 +159,6 @@ class ControlChannel:
         return content
 
     def _next(self, rank: int) -> tuple[int, bytearray]:
-        """The next message of a rank, and of which exchange."""
         try:
             header = self._files[rank].read(HEADER.size)
             number, size = HEADER.unpack(header) if len(header) == HEADER.size else (0, 1)
@@ -187,22 +170,20 @@ class ControlChannel:
         return number, content
 
     def close(self) -> None:
-        """Ends the connections."""
         for rank, link in self._links.items():
             self._files[rank].close()
             link.close()
 
 
 def _lost(rank: int, error: OSError) -> RuntimeError:
-    why = (
-        "it sent nothing in time (`timeout` of prepare)" if isinstance(error, TimeoutError) else ""
-    )
-    return RuntimeError(f"connection with rank {rank} lost: {why or error.strerror or error}")
+    why = error.strerror or error
+    if isinstance(error, TimeoutError):
+        why = "it sent nothing in time (`timeout` of prepare)"
+    return RuntimeError(f"connection with rank {rank} lost: {why}")
 
 
 def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
-    """The channel of all ranks, which call alike; None, with a warning, where one does not reach
-    the first."""
+    """The channel of all ranks, which call alike; None, with a warning, where it cannot be."""
     if not 1 < everyone.size <= LIMITS.ranks:
         return None
     here = f"{boot()} {namespace()}"
@@ -273,31 +254,23 @@ def _accept(listener: socket.socket, links: dict[int, socket.socket], key: str, 
 EXCHANGE, STEP, EVALUATE, EVALUATED = "exchange", "step", "evaluate", "evaluated"
 WORDS = {
     EXCHANGE: "in prepare, in gather_numbers or at a batch of a stream",
-    STEP: "in step or backward",
-    EVALUATE: "in evaluate",
-    EVALUATED: "at the end of evaluate",
-}
+    STEP: "in step or backward", EVALUATE: "in evaluate", EVALUATED: "at the end of evaluate",
+}  # fmt: skip
 METHODS = (
     *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
 )  # fmt: skip
 
 
 def checked_gather(
-    group: Reachable,
-    method: str,
-    numbers: Sequence[int] = (),
+    group: Reachable, method: str, numbers: Sequence[int] = (),
     device: torch.device | None = None,
-) -> list[tuple[int, ...]]:
-    """The numbers of every rank, at most `LIMITS.numbers`; ValueError on all where one is in
-    another method."""
+) -> list[tuple[int, ...]]:  # fmt: skip
+    """The numbers of every rank; ValueError on all where one is in another method."""
     return start_checked_gather(group, method, numbers, device)(numbers)
 
 
 def start_checked_gather(
-    group: Reachable,
-    method: str,
-    numbers: Sequence[int],
-    device: torch.device | None,
+    group: Reachable, method: str, numbers: Sequence[int], device: torch.device | None
 ) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
     """Begins one; the function that waits for it (`start_numbers`)."""
     here, padding = METHODS.index(method), [0] * (LIMITS.numbers - len(numbers))

@@ -21,19 +21,15 @@ Rows = Callable[[int], Ranges]  # global rows of each data index, by data degree
 
 
 def send(
-    items: Sequence[Exchange],
-    tensors: Mapping[Border, Tensor],
-    gradient: bool,
-    rows: Rows,
+    items: Sequence[Exchange], tensors: Mapping[Border, Tensor], gradient: bool, rows: Rows,
     groups: PlanGroups,
-) -> Any:
+) -> Any:  # fmt: skip
     """Begins to send what this rank has of `items`, or their gradients; what to wait for."""
     messages: list[Message] = []
     for item in items:
-        if not gradient:
-            messages += outward(item, tensors[item.made], gradient, rows, groups)
-        elif item.flows:
-            messages += outward(item, tensors[item.read], gradient, rows, groups)
+        if item.flows or not gradient:
+            x = tensors[item.read if gradient else item.made]
+            messages += outward(item, x, gradient, rows, groups)
     return groups.everyone.post(messages, [])
 
 
@@ -94,18 +90,15 @@ class Arrival:
             return self.out
         if self.whole:
             return self.out
-        arrived = exchange.assembled(
-            self.change, None, self.inward, self.out, _position(self.groups)
-        )
+        position = _position(self.groups)
+        arrived = exchange.assembled(self.change, None, self.inward, self.out, position)
         if not len(arrived):  # what comes back of this rank's stand-in row: nothing
             arrived = arrived.new_zeros((1, *arrived.shape[1:]))
         return exchange.rows_back(arrived, of).contiguous()
 
 
 class Receipt:
-    """What one message brings; `wait` returns its values with their borders.
-
-    Gradients of a value that the other stage reads in several forms have one border."""
+    """What one message brings; values that are read in several forms have one border."""
 
     def __init__(
         self, items: Sequence[Exchange], gradient: bool, rows: Rows, groups: PlanGroups
@@ -117,7 +110,6 @@ class Receipt:
         self._wait = groups.everyone.post([], inward)
 
     def wait(self) -> list[tuple[Border, Tensor]]:
-        """Returns when all has come."""
         self._wait.wait()
         return [(arrival.border, arrival.tensor()) for arrival in self._arrivals]
 
@@ -128,10 +120,8 @@ Ways = Sequence[tuple[str, Sequence[Exchange]]]  # of each leaf, to the ranks of
 def deliver(
     made: Mapping[str, Tensor], ways: Ways, rows: GlobalRows, groups: PlanGroups
 ) -> dict[str, Tensor]:
-    """The leaves of a (micro-)batch's carry that this rank reads next, of its own rows.
-
-    made: what this rank's components made, of one row where it has none. Every rank of the plan
-    calls, in equal order."""
+    """The leaves of a (micro-)batch's carry that this rank reads next, of its own rows. made: of
+    this rank's components, of one row where it has none. Every rank calls, in equal order."""
     position = groups.position
     leaves: dict[str, Tensor] = {}
     arrivals: list[tuple[str, Arrival]] = []

@@ -1,8 +1,7 @@
 """An exchange: a value that one component makes in one layout and another reads in another.
 
 Here both layouts cover the ranks of one stage (engine/crossing.py: of two). Forward converts the
-value, backward the gradient, by the same function with the sides exchanged. What a placement means
-for the two:
+value, backward the gradient, by the same function with the sides exchanged. Placements mean:
 
                 R             r             P             S
     value       replicated    replicated    partial       sharded
@@ -21,8 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.programs.async_move import async_move
-from synchromesh.programs.collectives import move
+from synchromesh.programs.collectives import async_move, move
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.boxes import Slices
 from synchromesh.values.component import Rows
@@ -46,10 +44,9 @@ class _Conversion:
 def depart(
     x: Tensor, item: Exchange, groups: PlanGroups, ranges: Callable[[int], Ranges]
 ) -> Finish:
-    """Sends `x`, this rank's part of a value, to be its part on the other side of `item`.
-
-    The function that waits for what arrives here and returns it. ranges: the global rows of each
-    data index, by data degree. Local tensors have at least one row, the stand-in of a rank without
+    """Sends `x`, this rank's part of a value, to be its part on the other side of `item`. The
+    function that waits for what arrives here and returns it. ranges: the global rows of each data
+    index, by data degree. Local tensors have at least one row, the stand-in of a rank without
     rows. Every rank of the stage calls, in equal order."""
     rows = item.value.rows
     assert not item.crosses, f"{item.source} and {item.target} are of one stage"
@@ -97,9 +94,7 @@ def _resized(row: Tensor, dim: int, length: int) -> Tensor:
     return row.index_select(dim, torch.arange(length, device=row.device) % row.shape[dim])
 
 
-def _redistribute(
-    x: Tensor, source: Side, target: Side, groups: PlanGroups, position: int
-) -> Finish:
+def _redistribute(x: Tensor, source: Side, target: Side, groups: PlanGroups, at: int) -> Finish:
     """`x` (rows first) to the other side: a collective where one fits, else routes."""
     kinds = source.placement.kind, target.placement.kind
     made, read = source.layout, target.layout
@@ -112,17 +107,15 @@ def _redistribute(
             return lambda: gather().flatten(0, 1)
     if kinds == ("P", "R"):
         together = groups.tensor_group(made)
-        if nested(target, source) and target.rows_at(position) % target.tensor == 0:
+        if nested(target, source) and target.rows_at(at) % target.tensor == 0:
             parts = x.unflatten(0, (source.tensor, -1))
             scatter = together.start_reduce_scatter(parts)
             return lambda: groups.tensor_group(read).all_gather(scatter()).flatten(0, 1)
         if target.tensor > 1:  # sending every partial sum to every copy would be more
             x = x.detach().clone(memory_format=torch.contiguous_format)
             together.all_reduce(x)
-            return _redistribute(
-                x, replace(source, placement=REPLICATED), target, groups, position
-            )
-    return _route(x, source, target, groups, position)
+            return _redistribute(x, replace(source, placement=REPLICATED), target, groups, at)
+    return _route(x, source, target, groups, at)
 
 
 def _route(x: Tensor, source: Side, target: Side, groups: PlanGroups, position: int) -> Finish:
@@ -157,14 +150,9 @@ def _rowless(x: Tensor, item: Exchange, groups: PlanGroups) -> Tensor:
 class _WithoutRows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        have: str,
-        want: str,
-        source: Layout,
-        target: Layout,
+        ctx: Any, x: Tensor, have: str, want: str, source: Layout, target: Layout,
         groups: PlanGroups,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         ctx.way = have, want, source, target, groups
         return x.view_as(x)
 
@@ -207,8 +195,7 @@ def sends(change: Change, x: Tensor, position: int) -> list[Message]:
 
 
 def receives(change: Change, out: Tensor, position: int) -> list[Message]:
-    """Tensors for what a position of the target receives for `out`, by sender; `out` itself where
-    one sends all of it."""
+    """Tensors for what a position receives for `out`, by sender; `out` where one sends all."""
     messages = []
     for r in change.routes:
         if r.receiver == position != r.sender:
@@ -238,7 +225,6 @@ def assembled(
 
 
 def _unpacked(change: Change, route: Route, flat: Tensor, out: Tensor) -> list[Tensor]:
-    """The parts of what came flat on a route for `out`."""
     shapes = [change.lengths(out.shape, to) for _, to in route.parts]
     parts = flat.split([prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -269,7 +255,6 @@ def rows_first(x: Tensor, rows: Rows, count: int) -> Tensor:
 
 
 def rows_back(x: Tensor, rows: Rows) -> Tensor:
-    """The inverse of `rows_first`, a view."""
     return x.movedim(0, rows.dim + 1).flatten(rows.dim, rows.dim + 2)
 
 

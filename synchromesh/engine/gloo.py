@@ -35,10 +35,9 @@ def shared(backend: str) -> str:
 
 def wait_for_cores() -> None:
     """Lets gloo's thread wait until a core is free or the running thread's slice is over
-    (SCHED_BATCH, `man 7 sched`; Linux).
-
-    It skips an event of a connection that another thread has locked and asks for it again at once:
-    where it has driven that very thread from its core it spins for the rest of a slice."""
+    (SCHED_BATCH, `man 7 sched`; Linux). It skips an event of a connection that another thread has
+    locked and asks for it again at once: where it has driven that very thread from its core it
+    spins for the rest of a slice."""
     if not hasattr(os, "SCHED_BATCH"):
         return
     with suppress(OSError):

@@ -24,6 +24,7 @@ from synchromesh.launch import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
 T = TypeVar("T")
+Messages = Sequence[tuple[int, Tensor]]  # to or from a member, by its index
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renamed it and warns at the old name
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -91,12 +92,11 @@ class Group:
             self.world.ledger.add("all_gather", bytes_of(x) * self.size, self.size)
         part = movable(x)
         gathered = part.new_empty((self.size, *part.shape))
-        work = _all_gather_single(
-            gathered.view(-1), part.view(-1), group=self.handle, async_op=True
-        )
+        flat = gathered.view(-1), part.view(-1)
+        work = _all_gather_single(*flat, group=self.handle, async_op=True)
         if gathered.dtype is x.dtype:
-            return self._after(work, lambda: gathered)
-        return self._after(work, lambda: gathered.view(x.dtype).view(self.size, *x.shape))
+            return self.world.after(work, lambda: gathered)
+        return self.world.after(work, lambda: gathered.view(x.dtype).view(self.size, *x.shape))
 
     def start_all_reduce(self, x: Tensor) -> Finish:
         """Begins the sum of a copy of `x` over the ranks."""
@@ -105,7 +105,7 @@ class Group:
             self.all_reduce(total)
             return lambda: total
         work = self.all_reduce(total, asynchronous=True)
-        return self._after(work, lambda: total) if work is not None else lambda: total
+        return self.world.after(work, lambda: total) if work is not None else lambda: total
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """x: (size, *rest) -> rest, this rank's part of the sum over the ranks."""
@@ -122,19 +122,10 @@ class Group:
         self.world.ledger.add("reduce_scatter", payload or bytes_of(x), self.size)
         return reduce_scatter.begin(self, x, way)
 
-    def _after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]:
-        def finish() -> T:
-            self.world.wait(work)
-            return result()
-
-        return finish
-
     def start_all_to_all(
-        self,
-        parts: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]] | None = None,
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None,
         payload: int | None = None,
-    ) -> Callable[[], list[Tensor]]:
+    ) -> Callable[[], list[Tensor]]:  # fmt: skip
         """Begins to send part i to rank i; what each rank sent to this one comes back.
 
         shapes: of the tensors that come back, one a rank; the shapes of `parts` where not given.
@@ -151,32 +142,20 @@ class Group:
         outward = [p.numel() for p in sends]
         inward = [torch.Size(s).numel() * wide for s in wanted]
         packed = torch.cat([p.view(-1) for p in sends])
-        received = packed.new_empty(sum(inward))
+        made = packed.new_empty(sum(inward))
         work = dist.all_to_all_single(
-            received, packed, inward, outward, group=self.handle, async_op=True
+            made, packed, inward, outward, group=self.handle, async_op=True
         )
+        parts_of = [*zip(made.split(inward), wanted, strict=True)]
+        return self.world.after(work, lambda: [p.view(dtype).view(s) for p, s in parts_of])
 
-        return self._after(
-            work,
-            lambda: [
-                part.view(dtype).view(shape)
-                for part, shape in zip(received.split(inward), wanted, strict=True)
-            ],
-        )
-
-    def exchange(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> None:
+    def exchange(self, sends: Messages, receives: Messages) -> None:
         """Point to point by index in the group: sends, and fills contiguous `receives`, at once.
-
-        Messages between two ranks match in order. Every size is known on both sides; empty ones
-        are not sent, a rank's messages to itself are copied. Only who sends or receives must call.
-        """
+        Messages between two ranks match in order, of sizes known on both sides; empty ones are not
+        sent, a rank's own are copied. Only who sends or receives must call."""
         self.start_exchange(sends, receives)()
 
-    def start_exchange(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> Callable[[], None]:
+    def start_exchange(self, sends: Messages, receives: Messages) -> Callable[[], None]:
         """Begins an exchange; `receives` are full when the returned function returns."""
         assert self.index >= 0
         own = [x for i, x in sends if i == self.index]
@@ -192,12 +171,10 @@ class Group:
         begun = dist.batch_isend_irecv(work)
         return Posted(self.world, begun, [x for _, x in outward]).wait
 
-    def post(
-        self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]
-    ) -> "Posted":
-        """Begins messages one by one, as `start_exchange` does at once: between two ranks they
-        match in the order in which both post them."""
-        outward, inward = _movable(sends), _movable(receives, filled=True)
+    def post(self, sends: Messages, receives: Messages) -> "Posted":
+        """Begins messages one by one: between two ranks they match in the order of posting."""
+        outward = _movable(sends)
+        inward = _movable(receives, filled=True)
         self._ready()
         if outward:
             self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
@@ -206,7 +183,6 @@ class Group:
         return Posted(self.world, work, [x for _, x in outward])
 
     def barrier(self) -> None:
-        """Returns when all members have called."""
         if self._ready():
             self.all_reduce(torch.zeros(1, device=self.world.device), counted=False)
             if self.world.device.type == "cuda":
@@ -257,7 +233,6 @@ class Posted:
     sent: list[Tensor]
 
     def wait(self) -> None:
-        """Returns when all have arrived."""
         for work in self.work:
             self.world.wait(work)
         self.work, self.sent = [], []
@@ -281,14 +256,11 @@ class World:
 
     @classmethod
     def open(
-        cls,
-        device: torch.device | str | None = None,
-        timeout: timedelta = timedelta(minutes=5),
+        cls, device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
         startup: timedelta = timedelta(seconds=60),
-    ) -> "World":
+    ) -> "World":  # fmt: skip
         """This process's world: of the default process group where one exists (it stays the
         caller's), else of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else of this process alone.
-
         timeout: of every collective. startup: within which all ranks must have come."""
         if dist.is_available() and dist.is_initialized():
             chosen = device_of(device, dist.get_rank())
@@ -313,9 +285,15 @@ class World:
             self.control = control_channel.connected(self.everyone, self.timeout)
         return self
 
+    def after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]:
+        def finish() -> T:
+            self.wait(work)
+            return result()
+
+        return finish
+
     def wait(self, work: Any) -> None:
-        """Waits for a collective under way, and counts the seconds (on CUDA the host never
-        waits)."""
+        """Counts the seconds, too; on CUDA the host never waits."""
         began = time.perf_counter()
         work.wait()
         self.waited += time.perf_counter() - began
@@ -328,8 +306,7 @@ class World:
 
     @property
     def blocking(self) -> bool:
-        """Whether a collective returns when all members have begun it, asynchronous ones too: in
-        torch's debug mode DETAIL, which compares what they call."""
+        """Whether even asynchronous collectives return when all have begun: debug mode DETAIL."""
         return get_debug_level() == DebugLevel.DETAIL
 
     @property
@@ -380,9 +357,8 @@ class World:
         return next(group for group in made if group.index >= 0)
 
     def close(self) -> None:
-        """Destroys what this world made and drops every reference to it.
-
-        A reference to a gloo group that outlives the interpreter aborts the process at its end."""
+        """Destroys what this world made and drops every reference to it. A reference to a gloo
+        group that outlives the interpreter aborts the process at its end."""
         for group in self._groups.values():
             handles = group.handles()
             while handles:

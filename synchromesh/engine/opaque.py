@@ -1,5 +1,4 @@
-"""An opaque program: the user's function itself on this rank's rows, where the model could not be
-traced.
+"""An opaque program: the user's function on this rank's rows, of a model that was not traced.
 
 A rank without rows runs nothing, so that no row but its own reaches parameters, buffers or
 branches. What the others' forward changes without regard to rows (a teacher that follows its
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from synchromesh.engine.announced_collectives import AnnouncedCollectives
+from synchromesh.engine import control_channel
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.groups import Group
 from synchromesh.engine.plan_groups import PlanGroups
@@ -31,6 +30,67 @@ from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.schedule import Action
 from synchromesh.values.sharding import Run
+
+FOLLOW, GATHER, REDUCE, END = range(4)
+NAMES = {GATHER: "gathers statistics", REDUCE: "sums gradients", END: "is done"}
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class AnnouncedCollectives:
+    """`all_gather` and `all_reduce` of a group; `end` after a pass, `follow` in its place.
+
+    A model that runs as it is may take another branch on every rank, and a rank without rows does
+    not run it at all. Each collective is preceded by a small all-gather of what comes:
+
+        rank 0    gather 17   gather 17   end
+        rank 1    gather 17   end                    ->  an error on all ranks, no wait for ever
+        rank 2    (no rows)   (no rows)              takes part with zeros"""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.size = group, group.size
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self._announce(GATHER, x)
+        return self.group.all_gather(x)
+
+    def all_reduce(self, x: Tensor) -> None:
+        self._announce(REDUCE, x)
+        self.group.all_reduce(x)
+
+    def end(self) -> None:
+        self._announce(END, None)
+
+    def follow(self) -> None:
+        """Takes part with zeros in all that the others do until they end."""
+        while True:
+            kind, numbers, place = self._next([FOLLOW, 0, 0])
+            if kind == END:
+                return
+            zeros = torch.zeros(numbers, dtype=TYPES[place], device=self.group.world.device)
+            if kind == GATHER:
+                self.group.all_gather(zeros)
+            else:
+                self.group.all_reduce(zeros)
+
+    def _announce(self, kind: int, x: Tensor | None) -> None:
+        self._next([kind, 0, 0] if x is None else [kind, x.numel(), TYPES.index(x.dtype)])
+
+    def _next(self, announced: list[int]) -> tuple[int, ...]:
+        """What the ranks with rows do next; ValueError on all where they do not agree."""
+        device = self.group.world.device
+        table = control_channel.all_gather_numbers(self.group, announced, device)
+        acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
+        first, wanted = acting[0]
+        for rank, row in acting:
+            if row != wanted:
+                raise ValueError(
+                    "ranks took different branches of a model that runs as it is, so that its "
+                    f"batch norms cannot be synchronised (rank {first} {NAMES[wanted[0]]} of "
+                    f"{wanted[1]} numbers, rank {rank} {NAMES[row[0]]} of {row[1]}): train with "
+                    "sync_batch_norm=False, or write the model without branches on values and "
+                    "random numbers"
+                )
+        return wanted
 
 
 class OpaqueProgram:
@@ -48,8 +108,7 @@ class OpaqueProgram:
         streams: RandomStreams, synchronise: bool, changed: Sequence[str],
         autocast: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """synchronise: batch norm's statistics. changed: names of what a step changes in the model
-        without regard to rows."""
+        """synchronise: batch norm's statistics. changed: what a step changes whatever its rows."""
         assert groups.position is not None, "an idle rank runs no program"
         self.function, self.model, self.leaf_layout = function, model, layout
         self.streams, self.autocast = streams, autocast
@@ -66,11 +125,9 @@ class OpaqueProgram:
 
     @property
     def first_users(self) -> dict[str, tuple[int, int]]:
-        """Of all of the model's parameters: the only stage and component."""
         return dict.fromkeys(self.model.parameters, (0, 0))
 
     def gathered(self, _: Action) -> Run:
-        """As of `Program`: no sharded parameters."""
         return ()
 
     def run(
@@ -94,15 +151,14 @@ class OpaqueProgram:
 
     def _run(self, batch: Any, rows: GlobalRows, step: int, micro_batch: int) -> list[RankOutputs]:
         training = torch.is_grad_enabled()
-        start, stop = rows.ranges(self.leaf_layout.data)[
-            self.leaf_layout.data_index(self.position)
-        ]
+        index = self.leaf_layout.data_index(self.position)
+        start, stop = rows.ranges(self.leaf_layout.data)[index]
         if start == stop:
             if training and self.announced is not None:
                 self.announced.follow()
             return []
         self.streams.begin(step, micro_batch)
-        self.streams.at(0, self.leaf_layout.data_index(self.position), 0)
+        self.streams.at(0, index, 0)
         self.streams.seed(0, False)
         enabled = self.autocast is not None
         with (
@@ -123,7 +179,6 @@ class OpaqueProgram:
         return [RankOutputs(names, list(outputs), *covers, carried(result))]
 
     def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:
-        """ValueError on every rank where one could not follow what the forward changes."""
         for _, rows in micro_batches:
             if not all(rows.counts):
                 raise ValueError(
@@ -135,8 +190,7 @@ class OpaqueProgram:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Around every backward: activation checkpoints run parts of the forward again in it, in
-        the modes of the first time."""
+        """Around every backward: activation checkpoints run the forward again, in its modes."""
         with self._mode(True):
             yield
 
@@ -149,7 +203,6 @@ class OpaqueProgram:
                 self.announced.follow()
 
     def _broadcast_changed(self, rows: GlobalRows) -> None:
-        """What a forward changed comes to the ranks that had no rows to run it on."""
         indices = [self.leaf_layout.data_index(p) for p in range(self.leaf_layout.devices)]
         source = next(p for p, i in enumerate(indices) if rows.counts[i])
         receivers = [p for p, i in enumerate(indices) if not rows.counts[i]]
@@ -164,8 +217,7 @@ class OpaqueProgram:
 def broadcast_state(
     model: Model, names: Sequence[str], group: Group, source: int, receivers: Sequence[int]
 ) -> None:
-    """Parameters, buffers and attributes of these names come from one rank of the group to others;
-    all its ranks call."""
+    """Tensors and attributes of these names come from one rank to others; all its ranks call."""
     state = _state(model)
     changed = {n: state[n] for n in names if n in state}
     others = {n: x for n, x in changed.items() if not isinstance(x, Tensor)}
@@ -193,7 +245,6 @@ def _assign(model: Model, attributes: Mapping[str, Any]) -> None:
 
 
 def _refuse_containers(attributes: Mapping[str, Any]) -> None:
-    """ValueError for an attribute that no message could carry."""
     stuck = next((n for n, value in attributes.items() if isinstance(value, CONTAINERS)), None)
     if stuck is not None:
         raise ValueError(
@@ -203,7 +254,6 @@ def _refuse_containers(attributes: Mapping[str, Any]) -> None:
 
 
 def _receive(tensors: Sequence[Tensor], group: Group, source: int) -> None:
-    """Fills tensors of any strides with what the source sends of them."""
     whole = torch.contiguous_format
     landing = [torch.empty_like(x, memory_format=whole) for x in tensors]
     group.exchange([], [(source, x) for x in landing])
@@ -220,16 +270,13 @@ class _BatchNorm(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.batch_norm:
-            return self._batch_norm(*args, **kwargs)
-        return func(*args, **kwargs)
+        return (self._batch_norm if func is F.batch_norm else func)(*args, **kwargs)
 
     def _batch_norm(
         self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
         weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
         momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
-        given = NormArguments(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
+        running = running_mean, running_var
+        given = NormArguments(input, weight, bias, *running, training, momentum, eps)
         return self.policy.apply(given, real=True)

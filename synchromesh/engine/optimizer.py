@@ -17,8 +17,7 @@ from synchromesh.values.optimizer import coupled, elementwise, refuse_unusable
 
 
 def settings(optimizer: Optimizer) -> list[list[str]]:
-    """The numbers in the optimizer's groups, as text: learning rates and the like; but those on
-    another device than the host, for reading them would make a step wait."""
+    """The numbers in the optimizer's groups, as text; none that reading would wait for (CUDA)."""
 
     def number(value: Any) -> bool:
         if isinstance(value, Tensor):
@@ -34,9 +33,7 @@ def settings(optimizer: Optimizer) -> list[list[str]]:
 
 
 def check(optimizer: Optimizer, sharded: bool) -> None:
-    """ValueError for optimizers that cannot run, a warning for unknown ones on shards.
-
-    sharded: whether any parameter is sharded over several ranks."""
+    """ValueError for optimizers that cannot run, a warning for unknown ones on shards."""
     refuse_unusable(optimizer)
     if not sharded:
         return
@@ -52,15 +49,13 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
 
 
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:
-    """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64).
-
-    copies: this rank's parameters, each with the number of ranks that have an equal shard."""
+    """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64). copies: this
+    rank's parameters, each with the number of ranks that have an equal shard."""
     total = torch.zeros((), dtype=torch.float64, device=everyone.world.device)
     gradients = [(p.grad, n) for p, n in copies if p.grad is not None]
     if gradients:
-        norms = torch._foreach_norm(
-            [g.float() if g.dtype.itemsize < 4 else g for g, _ in gradients]
-        )
+        exact = [g.float() if g.dtype.itemsize < 4 else g for g, _ in gradients]
+        norms = torch._foreach_norm(exact)
         squares = torch.stack([n.to(total) for n in norms]).square()
         total = (squares / torch.tensor([n for _, n in gradients]).to(total)).sum()
     everyone.all_reduce(total, counted=False)

@@ -34,8 +34,7 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import Walk, run_forwards
 from synchromesh.trace.capture.coupling import settled_buffers
 from synchromesh.trace.capture.run import totals_of
-from synchromesh.trace.partition.crossings import crossings, deliveries
-from synchromesh.trace.partition.local import Partition, flow
+from synchromesh.trace.partition.local import Partition, crossings, deliveries, flow
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.holding import Holding

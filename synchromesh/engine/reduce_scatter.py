@@ -14,7 +14,6 @@ Seconds of 8 MB on four emulated hosts with 40 % of a core:
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
@@ -31,19 +30,6 @@ PLAIN = ("native", "all-to-all", "all-reduce")  # for every group
 WAYS = (*PLAIN, "ring")
 
 
-@dataclass(frozen=True)
-class ReduceScatterTrial:
-    """How the ways are compared. On four emulated hosts single runs of a way scatter by 20 %; at
-    200 Mbit/s a ring takes 0.76 of an all-to-all's time, at 1,000 Mbit/s 0.84 to 1.06 of it."""
-
-    bytes: int = 2 << 20  # of the tensor that is scattered, at most
-    runs: int = 5  # of each way, in turns; their median counts
-    margin: float = 0.15  # by which a way must be quicker than those before it in `WAYS`
-
-
-TRIAL = ReduceScatterTrial()
-
-
 class Scattering(Protocol):
     """What a reduce-scatter asks of a group of ranks."""
 
@@ -54,39 +40,30 @@ class Scattering(Protocol):
     ring: Any  # the process group of rings, where there is one
     rings: "list[Ring]"  # under way, the first of which is at work
 
-    def barrier(self) -> None:
-        """Returns when all members have called."""
+    def barrier(self) -> None: ...
 
-    def broadcast_json(self, value: Any, root: int = 0) -> Any:
-        """The value of one member."""
+    def broadcast_json(self, value: Any, root: int = 0) -> Any: ...
 
 
 def begin(group: Scattering, x: Tensor, way: str) -> Finish:
     """Begins to sum x: (size, *part) over the ranks and to leave each its part."""
+    after: Callable[[Any, Finish], Finish] = group.world.after
     x = resolved(x).contiguous()
     if way == "all-reduce" or x.dtype is torch.int16:
         total = x.to(torch.int32) if x.dtype is torch.int16 else x.clone()
         work = dist.all_reduce(total, group=group.handle, async_op=True)
         # a view would keep all of it alive
-        return _after(group, work, lambda: total[group.index].to(x.dtype, copy=True))
+        return after(work, lambda: total[group.index].to(x.dtype, copy=True))
     if way == "all-to-all":
         parts = torch.empty_like(x)
         work = dist.all_to_all_single(parts, x, group=group.handle, async_op=True)
-        return _after(group, work, lambda: parts.sum(0))
+        return after(work, lambda: parts.sum(0))
     if way == "ring":
         return Ring(group, x)
     assert way == "native", way
     part = torch.empty_like(x[0])
     work = _native(part.view(-1), x.view(-1), group=group.handle, async_op=True)
-    return _after(group, work, lambda: part)
-
-
-def _after(group: Scattering, work: Any, result: Callable[[], Tensor]) -> Finish:
-    def finish() -> Tensor:
-        group.world.wait(work)
-        return result()
-
-    return finish
+    return after(work, lambda: part)
 
 
 class Ring:
@@ -147,16 +124,22 @@ class Ring:
         return self._sum
 
 
-def quickest(group: Scattering, payload: int) -> str:
+def quickest(
+    group: Scattering, payload: int, most: int = 2 << 20, runs: int = 5, margin: float = 0.15
+) -> str:
     """The quickest way for about `payload` bytes, agreed over the group; collective. Of those that
-    are about as quick the first one, so that equal runs take equal ways."""
-    numbers = max(1, min(payload, TRIAL.bytes) // 4 // group.size)
+    are about as quick the first one, so that equal runs take equal ways.
+
+    most: bytes that are scattered. runs: of each way, in turns, whose median counts: on four
+    emulated hosts single runs scatter by 20 %. margin: by which a way must be quicker than those
+    before it: a ring takes 0.76 of an all-to-all's time at 200 Mbit/s, at 1,000 0.84 to 1.06."""
+    numbers = max(1, min(payload, most) // 4 // group.size)
     x = torch.zeros(group.size, numbers, device=group.world.device)
     ways = PLAIN if group.ring is None else WAYS
     taken: dict[str, list[float]] = {way: [] for way in ways}
     for way in taken:
         begin(group, x[:, :1], way)()  # what only a first call does
-    for _ in range(TRIAL.runs):
+    for _ in range(runs):
         for way, seconds in taken.items():
             group.barrier()
             start = time.perf_counter()
@@ -164,5 +147,5 @@ def quickest(group: Scattering, payload: int) -> str:
             group.barrier()
             seconds.append(time.perf_counter() - start)
     middle = {way: median(seconds) for way, seconds in taken.items()}
-    most = min(middle.values()) * (1 + TRIAL.margin)
-    return str(group.broadcast_json(next(way for way in middle if middle[way] <= most)))
+    enough = min(middle.values()) * (1 + margin)
+    return str(group.broadcast_json(next(way for way in middle if middle[way] <= enough)))

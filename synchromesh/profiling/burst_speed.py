@@ -48,9 +48,7 @@ class _Run:
 
 
 def measure_device_model(world: World, runs: int | None = None) -> DeviceModel:
-    """The mean of the ranks' bursts, the slowdown of each. All ranks measure at once.
-
-    runs: at most so many (None: as tuned), after one that does not count."""
+    """The mean of the ranks' bursts, each slowdown; all measure at once. runs: at most so many."""
     if world.device.type == "cuda":  # its clock is the driver's business: nothing a step would see
         return DeviceModel(BurstSpeed(), (1.0,) * world.size)
     most = TUNING.runs if runs is None else runs
@@ -81,7 +79,6 @@ def _mean(world: World, numbers: Sequence[float]) -> float:
 
 
 def _run(x: torch.Tensor) -> _Run:
-    """What one run after a pause tells."""
     time.sleep(TUNING.pause)
     began = time.perf_counter()
     times: list[float] = []

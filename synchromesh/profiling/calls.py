@@ -62,8 +62,7 @@ _SINGLE = Plan(LayoutSpec("single"))
 
 
 def call_seconds(world: World, model: Model, optimizer: Optimizer, batch: Any) -> Calls:
-    """Of a step on this rank, by its own clock (`programs/clock.py`); the optimizer's call is not
-    in it. Nothing is sent and nothing of the model changed."""
+    """Of a step on this rank's clock, without the optimizer's; changes and sends nothing."""
     now = synchronised(world.device)
     one, more = (_trivial(world, n, now) for n in (1, TUNING.components))
     alone = _timed_alone(world.device)
@@ -74,7 +73,6 @@ def call_seconds(world: World, model: Model, optimizer: Optimizer, batch: Any) -
 
 
 def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of forward and backward of a program of so many trivial components."""
     step, made = _chain(components)
     device, rows = world.device, GlobalRows((1,), _SINGLE)
     described = [p for c in step.chain.components for p in c.parameters]
@@ -108,7 +106,6 @@ def _trivial(world: World, components: int, now: Callable[[], float]) -> tuple[f
 
 
 def _timed_alone(device: torch.device) -> tuple[float, float]:
-    """Seconds of forward and backward of one trivial component as programs are timed."""
     step, made = _chain(2)
     names = [name for local in made.components for name in local.parameters]
     tensors = {name: torch.ones(1) for name in names}
@@ -120,7 +117,6 @@ def _timed_alone(device: torch.device) -> tuple[float, float]:
 
 
 def _chain(components: int) -> tuple[Step, Partition]:
-    """A step of trivial components on one device; its output is the last one's."""
     values = [Value(f"y{i}", (1,), "float32", Rows(), i > 0) for i in range(components + 1)]
     locals_, edges, placements = [], [], {}
     for i in range(components):
@@ -150,7 +146,6 @@ def _chain(components: int) -> tuple[Step, Partition]:
 def _step(
     world: World, model: Model, optimizer: Optimizer, batch: Any, now: Callable[[], float]
 ) -> float:
-    """Seconds of what is asked of model, batch and optimizer in every step, whatever it runs."""
     alone = world.group((world.rank,))
     agree = RowAgreement(alone, (0,), [_ALONE], _SINGLE, world.device)
     streams = RandomStreams(0, world.device)

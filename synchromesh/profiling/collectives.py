@@ -1,5 +1,4 @@
-"""The network measured: seconds of the collectives that layouts ask for, all groups at once, and
-of messages between pairs of ranks.
+"""The network measured: seconds of collectives, all groups at once, and of messages of pairs.
 
 Every rank calls `collectives` alike. A small size is timed by a few calls in a row, after one that
 is not counted, and what counts is the slowest rank: nobody goes on before it has what it needs.
@@ -39,9 +38,7 @@ TUNING = CollectiveTuning()
 def collectives(
     world: World, ranks: Sequence[int], wanted: Iterable[tuple[str, Pattern, int]]
 ) -> dict[tuple[str, Pattern], Curve]:
-    """Curves by kind and pattern; `wanted` says up to which payload each must reach.
-
-    ranks: the rank at each position of the stage; ranks that are not named take no part."""
+    """Curves by kind and pattern, up to the payloads `wanted`. ranks: at the stage's positions."""
     most: dict[tuple[str, Pattern], int] = {}
     for kind, pattern, size in wanted:
         most[kind, pattern] = max(size, most.get((kind, pattern), 0))
@@ -61,16 +58,11 @@ def reaches(curve: Curve, payload: int) -> bool:
 
 
 def sampled(
-    world: World,
-    ranks: Sequence[int],
-    kind: str,
-    pattern: Pattern,
-    sizes: Sequence[int],
+    world: World, ranks: Sequence[int], kind: str, pattern: Pattern, sizes: Sequence[int],
     most: float,
-) -> list[tuple[float, float]]:
+) -> list[tuple[float, float]]:  # fmt: skip
     """(payload, seconds) of one kind and pattern at the first of `sizes` and at the last, or the
-    first one of which calls take more than `most` seconds; the median or, of long ones, the least
-    of a few."""
+    first one above `most` seconds; the median or, of long ones, the least of a few."""
     groups = _groups(world, ranks, kind, pattern)
     _choose_ways(groups, kind, pattern, sizes[-1])
 
@@ -102,7 +94,6 @@ class Pair:
 
     @property
     def size(self) -> int:
-        """How many ranks there are: 1 or 2."""
         return len(self.members)
 
     @property
@@ -110,8 +101,7 @@ class Pair:
         return self.group.world
 
     def start(self, both: bool, sent: Tensor, received: Tensor) -> Callable[[], None]:
-        """Begins to send `sent` to the other rank, which fills its `received`; both: each to the
-        other at once."""
+        """Begins to send `sent`, which fills the other's `received`; both: each to the other."""
         first = self.group.index == self.members[0]
         other = self.members[1 if first else 0]
         sends = [(other, sent)] if both or first else []
@@ -122,8 +112,7 @@ class Pair:
 def _groups(
     world: World, ranks: Sequence[int], kind: str, pattern: Pattern
 ) -> list[Group] | list[Pair]:
-    """This rank's group of a pattern over `ranks`, or its pair in each round of messages; where it
-    has none it is alone."""
+    """This rank's group of a pattern over `ranks`, or its pair in each round; alone where none."""
     idle = [(r,) for r in range(world.size) if r not in set(ranks)]
     if kind in MESSAGES:
         everyone = world.groups([tuple(ranks), *idle])
@@ -132,17 +121,14 @@ def _groups(
     return [world.groups([*groups, *idle])]
 
 
-def _choose_ways(
-    groups: Iterable[Group | Pair], kind: str, pattern: Pattern, payload: int
-) -> None:
+def _choose_ways(groups: Iterable[Group | Pair], kind: str, pattern: Pattern, most: int) -> None:
     for group in groups:
         if kind == "reduce_scatter" and isinstance(group, Group) and group.size == pattern.size:
-            choose_way(group, payload)
+            choose_way(group, most)
 
 
 def choose_way(group: Group, payload: int) -> None:
-    """A group keeps the first way it finds quickest: not for the small payload that comes first
-    here, but for the largest that is asked for."""
+    """A group keeps the way that is quickest for the largest payload, not for the first one."""
     if group.size > 1 and group.ranks not in group.world.choices:
         group.world.choices[group.ranks] = quickest(group, payload)
 
@@ -154,9 +140,8 @@ def _curve(
         return max(_seconds(world, group, kind, pattern.size, size) for group in groups)
 
     points: list[tuple[float, float]] = []
-    upper = next(
-        (s for s in TUNING.sizes[1:] if s >= most), TUNING.sizes[-1]
-    )  # two points, to tell latency
+    # two points at least, to tell latency
+    upper = next((s for s in TUNING.sizes[1:] if s >= most), TUNING.sizes[-1])
     for size in (s for s in TUNING.sizes if s <= upper):
         seconds = taken(size)
         if points and seconds > TUNING.doubtful * points[-1][1] * size / points[-1][0]:
@@ -171,15 +156,13 @@ def _curve(
 
 
 def _seconds(world: World, group: Group | Pair, kind: str, ranks: int, payload: int) -> float:
-    """The median of a few calls after a first one, of the rank that is slowest. What a long call
-    does for the first time is nothing beside it: it counts, and is repeated for all-reduces alone,
-    for gradients take the most."""
-    first = slowest(world, group, kind, ranks, payload)
-    if first > TUNING.long_seconds and kind != "all_reduce":
-        return first
+    """The median of a few calls after a first one, of the slowest rank. A long first call counts;
+    it is repeated for all-reduces alone, for gradients take the most."""
+    call = partial(slowest, world, group, kind, ranks, payload)
+    first = call()
     if first > TUNING.long_seconds:
-        return median([first, *(slowest(world, group, kind, ranks, payload) for _ in range(2))])
-    return median(slowest(world, group, kind, ranks, payload) for _ in range(TUNING.calls))
+        return first if kind != "all_reduce" else median([first, call(), call()])
+    return median(call() for _ in range(TUNING.calls))
 
 
 def slowest(world: World, group: Group | Pair, kind: str, ranks: int, payload: int) -> float:
@@ -198,21 +181,18 @@ def timed(world: World, run: Callable[[], Any]) -> float:
 
 
 def wait(world: World) -> None:
-    """Until the device has done all that was begun."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 
 
 def largest(world: World, seconds: float) -> float:
-    """The largest of the ranks' times."""
     value = torch.tensor(seconds, dtype=torch.float64, device=world.device)
     world.everyone.all_reduce(value, "max", counted=False)
     return float(value)
 
 
 def prepared(group: Group | Pair, kind: str, payload: int) -> Callable[[], Callable[[], Any]]:
-    """A collective or message of `payload` bytes as `traffic.sent_bytes` counts them, its tensors
-    made: what begins it, uncounted, and gives what ends it."""
+    """An uncounted collective or message of `payload` bytes with its tensors: what begins it."""
     world = group.world
     numbers = max(1, payload // 4)
     part = torch.zeros(max(1, numbers // group.size), device=world.device)

@@ -56,25 +56,12 @@ from synchromesh.trace.step import Step
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Calls, Compute, Curve, Pattern, Profile
 
-
-@dataclass(frozen=True)
-class TrafficTuning:
-    """The traffic that shows overlap. One collective alone gave rates from 0.4 to 1.0, several in
-    a row 0.6 to 0.7 (docs/design.md)."""
-
-    seconds: float = 0.1
-    quota_seconds: float = 0.4  # under a CPU quota, for several of its periods
-
-
-TRAFFIC = TrafficTuning()
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class LiveFacts:
-    """A planning problem on the ranks of a world: what is measured, and what was found too large.
-
-    Implements `planner.problem.Facts`."""
+    """A planning problem on the ranks of a world, measured: implements `planner.problem.Facts`."""
 
     world: World
     partitions: PartitionCache
@@ -85,17 +72,10 @@ class LiveFacts:
 
     @classmethod
     def of(
-        cls,
-        world: World,
-        model: Model,
-        step: Step,
-        optimizer: Optimizer,
-        example: Any,
-        rows: int,
-        headrooms: Sequence[Headroom],
-    ) -> "LiveFacts":
-        """Of a model's traced step for global batches of `rows`; headrooms: of each rank
-        (`RankMemory.limit`)."""
+        cls, world: World, model: Model, step: Step, optimizer: Optimizer, example: Any,
+        rows: int, headrooms: Sequence[Headroom],
+    ) -> "LiveFacts":  # fmt: skip
+        """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`)."""
         modules = model.inside(step.chain.names)
         problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
         return cls(world, PartitionCache(problem), model, example, optimizer)
@@ -111,17 +91,14 @@ class LiveFacts:
 
     @property
     def extrapolation(self) -> float:
-        """See `planner.problem.Facts`."""
         return TUNING.extrapolate
 
     @property
     def present(self) -> list[Tensor]:
-        """The tensors that this rank has before anything is measured."""
         tensors = [*self.tensors.values(), *_tensors_of(self.optimizer)]
         return [x for x in tensors if not x.is_meta and x.layout == torch.strided]
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        """The partition of `step` under `plan`, where it was needed before."""
         return self.partitions.known(plan) if step is self.problem.step else None
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
@@ -129,20 +106,12 @@ class LiveFacts:
         return [read(x) for x in broadcast(self.world, lambda: [write(x) for x in find()])]
 
     def profile(
-        self,
-        partitions: Iterable[Partition],
-        known: Profile | None,
-        ranks: Sequence[int] | None = None,
-        *,
-        rows: int = 0,
-        quick: bool = False,
-        besides: Iterable[Demand] = (),
-        micro_batches: Collection[int] = (1,),
-    ) -> Profile:
+        self, partitions: Iterable[Partition], known: Profile | None,
+        ranks: Sequence[int] | None = None, *, rows: int = 0, quick: bool = False,
+        besides: Iterable[Demand] = (), micro_batches: Collection[int] = (1,),
+    ) -> Profile:  # fmt: skip
         """The profile of `partitions`, each on all of `ranks`, with what `known` has besides.
-
-        quick: the memory of programs that are known for fewer rows is not watched where there is
-        plenty."""
+        quick: memory is not watched where it is known for fewer rows and there is plenty."""
         began = time.perf_counter()
         rows = rows or self.problem.rows
         where = range(self.world.size) if ranks is None else ranks
@@ -154,35 +123,27 @@ class LiveFacts:
         compute, missing = self.timed(where, wanted, profile) if wanted else ({}, [])
         links = self._links(parts, where, demands, profile.network)
         old = profile.compute
+        more = {k: old[k].joined(c) if k in old else c for k, c in compute.items()}
         return replace(
-            profile,
-            compute={
-                **old,
-                **{k: old[k].joined(c) if k in old else c for k, c in compute.items()},
-            },
-            network={**profile.network, **links},
+            profile, compute={**old, **more}, network={**profile.network, **links},
             missing=tuple(dict.fromkeys((*profile.missing, *missing))),
             seconds=profile.seconds + time.perf_counter() - began,
-        )
+        )  # fmt: skip
 
     def _with_overlap(self, known: Profile, ranks: Sequence[int], kinds: set[str]) -> Profile:
-        """`known` with the overlap of all these kinds of collective."""
         lacking = kinds - set(known.overlap)
         if not lacking:
             return known
-        quota = known.device.burst.credit > 0.0
-        seconds = TRAFFIC.quota_seconds if quota else TRAFFIC.seconds
+        # one collective alone gave rates from 0.4 to 1.0, several in a row 0.6 to 0.7
+        # (docs/design.md); under a CPU quota they last for several of its periods
+        seconds = 0.4 if known.device.burst.credit > 0.0 else 0.1
         more = overlap(self.world, ranks, lacking, seconds, known.overlap)
         return replace(known, overlap={**known.overlap, **more})
 
     def _links(
-        self,
-        partitions: Iterable[Partition],
-        ranks: Sequence[int],
-        demands: Iterable[Demand],
+        self, partitions: Iterable[Partition], ranks: Sequence[int], demands: Iterable[Demand],
         known: Mapping[tuple[str, Pattern], Curve],
-    ) -> dict[tuple[str, Pattern], Curve]:
-        """Curves of what is demanded and not known, or not for such payloads."""
+    ) -> dict[tuple[str, Pattern], Curve]:  # fmt: skip
         new = [d for d in demands if d[:2] not in known or not network.reaches(known[d[:2]], d[2])]
         for pattern in sorted({x for p in partitions for x in scattering(p)}):
             for group in pattern.groups(len(ranks)):  # as the engine makes them
@@ -193,7 +154,6 @@ class LiveFacts:
         self, partitions: Sequence[Partition], known: Profile, total: int, quick: bool,
         micro_batches: Collection[int],
     ) -> dict[str, Wanted]:  # fmt: skip
-        """Every distinct program that is not known yet, or not for so many rows or so few."""
         wanted: dict[str, Wanted] = {}
         for partition in partitions:
             for local in partition.components:
@@ -204,8 +164,7 @@ class LiveFacts:
         return wanted
 
     def _unknown_rows(self, key: str, known: Profile, rows: Sequence[int]) -> tuple[int, ...]:
-        """Those of `rows`, ascending, that a program is to be timed with; none where what is known
-        of it tells, or memory does not hold them."""
+        """Those of `rows`, ascending, that a program is to be timed with, as far as they fit."""
         fits = self.refused.get(key, rows[-1] + 1)
         before = known.compute.get(key)
         if before is None:
@@ -216,25 +175,19 @@ class LiveFacts:
         return tuple(n for n in rows if n < fits and not low <= n <= reach)
 
     def timed(
-        self,
-        ranks: Sequence[int],
-        wanted: Mapping[str, Wanted],
-        known: Profile,
+        self, ranks: Sequence[int], wanted: Mapping[str, Wanted], known: Profile,
         block: float = 0.0,
-    ) -> tuple[dict[str, Compute], list[str]]:
+    ) -> tuple[dict[str, Compute], list[str]]:  # fmt: skip
         """Programs timed on `ranks` at the same time while the others are idle, as they will be:
-        hosts may share more than links. block: seconds on the wall of one of the blocks of runs
-        that are timed, at least."""
+        hosts may share more than links. block: least seconds on the wall of a block of runs."""
         world, device = self.world, known.device
         wall = device.burst.credit and clock(world.device) is None
         least = TIMING.long_block_seconds if wall else TIMING.block_seconds
         least = max(least, block / device.slowdown_of(world.rank))
+        nothing: Iterator[tuple[str, Numbers]] = ((key, {}) for key in wanted)
         with RandomStreams(0, world.device).preserved():  # random operators draw from the user's
-            if world.rank in ranks:
-                numbers_here = self._timings(wanted, least)
-            else:
-                numbers_here = ((key, {}) for key in wanted)
-            everyone = collect_timings(world, numbers_here, waits=len(ranks) < world.size)
+            here = self._timings(wanted, least) if world.rank in ranks else nothing
+            everyone = collect_timings(world, here, waits=len(ranks) < world.size)
         self._refuse(everyone)
         # an idle rank takes what the first one does, at its own slowdown
         first, relative = ranks[0], known.relative_slowdowns
@@ -246,7 +199,6 @@ class LiveFacts:
         return joined(wanted, rows, slowdowns)
 
     def _refuse(self, everyone: Iterable[Mapping[str, Numbers]]) -> None:
-        """Notes with how many rows each program does not fit, on any rank."""
         for of_rank in everyone:
             for key, numbers in of_rank.items():
                 if "lacking" in numbers:
@@ -255,7 +207,6 @@ class LiveFacts:
     def _timings(
         self, wanted: Mapping[str, Wanted], least: float
     ) -> Iterator[tuple[str, Numbers]]:
-        """Each program's key and its numbers on this rank."""
         step, device = self.problem.step, self.world.device
         try:
             tensors = StandIns(step.chain, self.tensors, device)
@@ -268,7 +219,7 @@ class LiveFacts:
             return
         left = self.problem.limits[self.world.rank] if self.problem.limits else float("inf")
         timer = ProgramTimer(step, tensors, borders, left - taken, device, least)
-        yield from timer.all(wanted)
+        yield from ((key, timer(program)) for key, program in wanted.items())
 
     def _besides(self, ranks: Sequence[int]) -> Profile:
         """What no component has: the devices, the optimizer, agreement and Python of a step."""
@@ -282,22 +233,14 @@ class LiveFacts:
         *times, byte, tensor, copy_byte, state, largest, work = table
         faults = [f for f in world.everyone.all_gather_json(fault) if f]
         return Profile(
-            devices=len(ranks),
-            device=device,
-            update_byte=byte,
-            update_tensor=tensor,
-            copy_byte=copy_byte,
-            state_factor=state,
-            work_largest=largest,
-            work_byte=work,
-            calls=Calls(*times),
-            host=agreement_seconds(world),
+            devices=len(ranks), device=device, update_byte=byte, update_tensor=tensor,
+            copy_byte=copy_byte, state_factor=state, work_largest=largest, work_byte=work,
+            calls=Calls(*times), host=agreement_seconds(world),
             missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
-        )
+        )  # fmt: skip
 
     def _optimizer_costs(self) -> tuple[tuple[float, ...], str]:
-        """The optimizer's seconds a step, a byte, a tensor and a copied byte, its bytes of state
-        and of work; nothing, and why, where its step fails."""
+        """Seconds a step, a byte, a tensor, a copied byte; bytes of state and work; why none."""
         dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
         try:
             t = update(self.optimizer, self.world.device, dtypes[0])
@@ -308,7 +251,6 @@ class LiveFacts:
 
 
 def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Parameters, their gradients and state."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield parameter
@@ -337,8 +279,7 @@ def broadcast(world: World, find: Callable[[], Any]) -> Any:
 def collect_timings(
     world: World, numbers_here: Iterator[tuple[str, Numbers]], waits: bool
 ) -> list[dict[str, Numbers]]:
-    """Every rank's numbers of every program. waits: some ranks wait for others; then they are
-    exchanged one after the other, so that no wait is longer than a program."""
+    """Every rank's numbers of every program. waits: ranks exchange them one after the other."""
     if not waits:
         return world.everyone.all_gather_json(dict(numbers_here))
     everyone: list[dict[str, Numbers]] = [{} for _ in range(world.size)]

@@ -49,12 +49,9 @@ TUNING = OverlapTuning()
 
 
 def overlap(
-    world: World,
-    ranks: Sequence[int],
-    kinds: Iterable[str],
-    seconds: float,
+    world: World, ranks: Sequence[int], kinds: Iterable[str], seconds: float,
     known: Mapping[str, Overlap],
-) -> dict[str, Overlap]:
+) -> dict[str, Overlap]:  # fmt: skip
     """The overlap of each kind of collective on all of `ranks`, by traffic that takes `seconds`
     alone; the other ranks take no part. Messages go from the first half of the ranks to the second
     (and back). The delay of small ones after ranks have computed is a matter of the ranks: it is
@@ -68,14 +65,10 @@ def overlap(
     chosen = dict(world.choices)
     world.everyone.barrier()
     usual = _computed(world.device, seconds) / seconds
-    rates = {}
-    for kind in asked:
-        at = pair if kind in MESSAGES else group
-        rates[kind] = _mean(world, at, _rates(world, at, kind, seconds, usual))
-    delays = [o.delay for o in known.values()]
-    if not delays:
-        at = pair if asked[0] in MESSAGES else group
-        delays = _mean(world, at, [_delay(world, at, asked[0])])
+    of = {kind: pair if kind in MESSAGES else group for kind in asked}
+    rates = {k: _mean(world, at, _rates(world, at, k, seconds, usual)) for k, at in of.items()}
+    first, at = next(iter(of.items()))
+    delays = [o.delay for o in known.values()] or _mean(world, at, [_delay(world, at, first)])
     world.choices.clear()
     world.choices.update(chosen)  # what was quickest for these payloads need not be for others
     return {
@@ -100,8 +93,7 @@ def _rate(rate: float) -> float:
 def _rates(
     world: World, group: Group | Pair, kind: str, seconds: float, usual: float
 ) -> tuple[float, float, float]:
-    """a, b and, of messages, `both` on this rank. usual: products a second where nothing else goes
-    on."""
+    """a, b and, of messages, `both` on this rank. usual: products a second without traffic."""
     payload, once = _payload(world, group, kind, seconds / TUNING.parts)
     count = max(2, ceil(seconds / max(once, seconds / 100)))
     alone, both = _in_a_row(world, group, kind, payload, count), 1.0
@@ -112,7 +104,6 @@ def _rates(
 
 
 def _in_a_row(world: World, group: Group | Pair, kind: str, payload: int, count: int) -> float:
-    """Seconds of each of `count` collectives, one after the other."""
     world.everyone.barrier()
     with _own_stream(world.device) as arrived:
         began = time.perf_counter()
@@ -125,8 +116,7 @@ def _in_a_row(world: World, group: Group | Pair, kind: str, payload: int, count:
 def _beside_products(
     world: World, group: Group | Pair, kind: str, payload: int, seconds: float
 ) -> tuple[int, float, int]:
-    """Collectives that last `seconds` together beside products, what they last, and the products
-    done meanwhile."""
+    """Collectives for `seconds` beside products: how many, their seconds, the products done."""
     done = [0]
 
     def meet() -> tuple[int, float, int]:
@@ -158,8 +148,7 @@ def _lasts(run: Callable[[], object]) -> float:
 
 @contextmanager
 def _own_stream(device: torch.device) -> Iterator[Callable[[], None]]:
-    """On CUDA a stream of its own, so that a wait for traffic is no wait of what is computed, and
-    what waits for that stream. Elsewhere nothing."""
+    """On CUDA a stream of its own, so that a wait for traffic is none for what is computed."""
     if device.type != "cuda":
         yield lambda: None
         return
@@ -169,7 +158,6 @@ def _own_stream(device: torch.device) -> Iterator[Callable[[], None]]:
 
 
 def _products(device: torch.device) -> Iterator[int]:
-    """Small products, done one after the other: how many so far."""
     x = torch.ones(128, 128, device=device)
     for done in itertools.count(1):
         torch.mm(x, x)
@@ -179,13 +167,11 @@ def _products(device: torch.device) -> Iterator[int]:
 
 
 def _computed(device: torch.device, seconds: float) -> int:
-    """Products done in so many seconds."""
     began = time.perf_counter()
     return next(n for n in _products(device) if time.perf_counter() - began >= seconds)
 
 
 def _delay(world: World, group: Group | Pair, kind: str) -> float:
-    """Seconds that a small collective takes longer on this rank after it has computed."""
     later: list[float] = []
     while len(later) < TUNING.delay_calls:
         for _ in range(TUNING.delay_calls_at_once):
@@ -201,7 +187,6 @@ def _delay(world: World, group: Group | Pair, kind: str) -> float:
 
 
 def _payload(world: World, group: Group | Pair, kind: str, seconds: float) -> tuple[int, float]:
-    """Bytes with which a collective takes about `seconds`, and what it takes."""
     size = TUNING.least_bytes
     if kind == "reduce_scatter" and isinstance(group, Group):
         choose_way(group, TUNING.most_bytes >> 2)

@@ -25,15 +25,8 @@ from synchromesh.profiling.reprofile import reprofile
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.profile import Curve, Profile
 
-
-@dataclass(frozen=True)
-class ReuseTuning:
-    """When a stored profile is believed. Chosen, not measured."""
-
-    most: float = 1.5  # times as slow or as quick as before, from where curves are not scaled
-
-
-TUNING = ReuseTuning()
+# times as slow or as quick as before, from where curves are not scaled (chosen, not measured)
+MOST_OFF = 1.5
 Say = Callable[[str], None]
 
 
@@ -55,7 +48,6 @@ class ProfileCache:
 
     def profile(self, partitions: Iterable[Partition], say: Say) -> Profile | None:
         """What is known already, as it holds today; None: nothing is. All ranks call alike.
-
         partitions: those that are asked for; a program of the first that the profile knows any of
         is sampled. `seconds` of the profile are those that this took."""
         began = time.perf_counter()
@@ -66,15 +58,13 @@ class ProfileCache:
         partition = _known(partitions, known)
         sampled = reprofile(self.facts, self.ranks, partition, known, devices=True, links=True)
         offs: list[float] = self.facts.world.everyone.broadcast_json(off(known, sampled))
-        reused = self._reusable(sampled, *(x <= TUNING.most for x in offs))
+        reused = self._reusable(sampled, *(x <= MOST_OFF for x in offs))
         reused = replace(reused, seconds=time.perf_counter() - began)
         say(reuse_text(stored, reused, *offs))
         return reused
 
     def keep(self, profile: Profile, known: Profile | None) -> None:
-        """Stores what was measured besides `known`, the profile that `profile` gave.
-
-        What was merely scaled is not: the next sample is compared with what was measured."""
+        """Stores what was measured besides `known`; what was merely scaled is not."""
         grown = known is None or _measured(profile) != _measured(known)
         if self.folder is not None and self.key is not None and grown and profile.compute:
             self.folder.store(self.key, profile)
@@ -91,8 +81,7 @@ class ProfileCache:
         return StoredProfile(replace(Profile.from_dict(record[0]), missing=()), record[1])
 
     def _reusable(self, sampled: Profile, compute: bool, network: bool) -> Profile:
-        """The parts that hold, beside what belongs to the others, measured anew: the optimizer's
-        costs to compute, agreement to the network, overlap to both."""
+        """The parts that hold, beside others measured anew; overlap belongs to both."""
         if compute and network:
             return sampled
         fresh = self.facts.profile((), None, self.ranks)
@@ -102,7 +91,6 @@ class ProfileCache:
 
 
 def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
-    """The first partition of which a program is known, else the first one."""
     first = None
     for partition in partitions:
         first = first or partition
@@ -114,7 +102,6 @@ def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
 
 def off(known: Profile, sampled: Profile) -> list[float]:
     """By what factor compute and network differ; what could not be sampled is infinitely far off.
-
     compute: where it differs most. network: by the median over kinds and patterns, at the smallest
     size or at the largest: single collectives come out twice as long by chance."""
     return [_programs_off(known, sampled), _links_off(known, sampled)]
@@ -159,7 +146,7 @@ def reuse_text(stored: StoredProfile, reused: Profile, compute: float, network: 
     lost = [
         f"{what} ({'not sampled' if x == inf else f'off by a factor of {x:.1f}'})"
         for what, x in (("programs", compute), ("links", network))
-        if x > TUNING.most
+        if x > MOST_OFF
     ]
     if not lost:
         return f"profile of {stored.day} reused, {took}"

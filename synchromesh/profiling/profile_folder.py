@@ -3,10 +3,9 @@
     KEY.json    {format, written, circumstances, profile}
 
 KEY is a hash of the format and of the profile key (`profile_key`, `circumstances` in the file), so
-that a file of another version, model or machine is never read. The folder
-is `synchromesh/profiles` in the user's cache folder, or what `SYNCHROMESH_CACHE` names; `off`
-there: none. A file is complete or not there at all. Nothing here makes a run fail: it measures
-instead, with a warning.
+that a file of another version, model or machine is never read. The folder is
+`synchromesh/profiles` in the user's cache folder, or what `SYNCHROMESH_CACHE` names (`off`: none).
+A file is complete or not there at all. No failure here stops a run: it measures, with a warning.
 
 The key is what a profile's numbers depend on, as far as it is known unmeasured. A profile is of
 use again where all of it is equal: the model (its programs and how they hang together), rows of a
@@ -99,15 +98,12 @@ class ProfileFolder:
             return None
 
     def store(self, key: Mapping[str, Any], profile: Profile) -> None:
-        """Keeps `profile` instead of what was kept for this key; a warning where it
-        cannot be."""
+        """Keeps `profile` for this key; a warning where it cannot be kept."""
         path = self.path(key)
         record = {
-            "format": FORMAT,
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "circumstances": key,
-            "profile": profile.to_dict(),
-        }
+            "format": FORMAT, "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "circumstances": key, "profile": profile.to_dict(),
+        }  # fmt: skip
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             text = json.dumps(record, allow_nan=False)
@@ -150,18 +146,13 @@ def profile_key(facts: LiveFacts, ranks: Sequence[int]) -> ProfileKey:
 
 
 def of_rank(device: torch.device) -> dict[str, Any]:
-    """What is this process's own."""
     cuda = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if cuda else processor(),
-        "cores": cores(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "synchromesh": VERSION,
-        "emulated": bool(os.environ.get(LAB)),
-        "place": place(),
-    }
+        "device": torch.cuda.get_device_name(device) if cuda else processor(), "cores": cores(),
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "python": platform.python_version(), "synchromesh": VERSION,
+        "emulated": bool(os.environ.get(LAB)), "place": place(),
+    }  # fmt: skip
 
 
 def of_ranks(table: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
@@ -170,9 +161,8 @@ def of_ranks(table: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[s
     places = list(dict.fromkeys(row["place"] for row in table))
     return {
         "ranks": [{k: v for k, v in row.items() if k != "place"} for row in table],
-        "hosts": [places.index(row["place"]) for row in table],
-        "taking_part": list(ranks),
-    }
+        "hosts": [places.index(row["place"]) for row in table], "taking_part": list(ranks),
+    }  # fmt: skip
 
 
 def of_problem(facts: LiveFacts) -> dict[str, Any]:
@@ -182,16 +172,15 @@ def of_problem(facts: LiveFacts) -> dict[str, Any]:
     wiring = repr((programs, facts.problem.step.chain))
     batch = [x for x in pytree.tree_leaves(facts.example) if isinstance(x, Tensor)]
     return {
-        "model": blake2b(wiring.encode(), digest_size=16).hexdigest(),
-        "rows": facts.problem.rows,
+        "model": blake2b(wiring.encode(), digest_size=16).hexdigest(), "rows": facts.problem.rows,
         "strides": [_strided(facts.tensors.values()), _strided(batch)],
         "optimizer": of_optimizer(facts.optimizer),
-    }
+    }  # fmt: skip
 
 
 def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """What `programs/optimizer.py` goes by: class and settings of the first group; of numbers
-    only whether they are zero, which leaves out operators."""
+    """What `programs/optimizer.py` goes by: class and settings of the first group; of numbers only
+    whether they are zero, which leaves out operators."""
     group = optimizer.param_groups[0]
     kind = type(optimizer)
     return {

@@ -7,7 +7,7 @@ What a rank finds of a program is a dict that all ranks exchange as JSON:
     fault     why nothing is known            lack, lacking    the rows from which memory is short
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,7 @@ TUNING = ProgramTuning()
 
 @dataclass(frozen=True)
 class Wanted:
-    """A program to be timed, and with how many rows; memory: as far as it is known, where it need
-    not be watched anew."""
+    """A program to be timed with these rows; memory: known, where it need not be watched anew."""
 
     partition: Partition
     local: LocalComponent
@@ -47,8 +46,7 @@ class Wanted:
 
     def roomy(self, rows: int, left: float) -> bool:
         """Whether memory is known and far from the bytes that are left. Beyond the rows that it
-        was measured at it is no more than a lower bound: another moment may then be the highest.
-        """
+        was measured at it is a lower bound: another moment may then be the highest."""
         if self.memory is None:
             return False
         return TUNING.roomy * max(self.memory.forward(rows), self.memory.backward(rows)) <= left
@@ -66,20 +64,17 @@ class ProgramTimer:
     least: float  # seconds of a block of runs
 
     def __call__(self, wanted: Wanted) -> Numbers:
-        """Numbers of one program, or why there are none."""
         points, memory, spread = [], [], 0.0
         lack: Numbers = {}
-        inputs: tuple[int, ...] = ()
-        outputs: tuple[int, ...] = ()
+        inputs, outputs = tuple[int, ...](), tuple[int, ...]()
         partition, local = wanted.partition, wanted.local
         what = f"{local.component.name} ({local.layout})"
         try:
             for rows in wanted.rows:
                 if Bench.input_bytes(local, self.borders, rows) > self.left:
                     raise MemoryError
-                bench = Bench(
-                    self.step, partition, local, self.tensors, self.borders, rows, self.device
-                )
+                of = self.step, partition, local
+                bench = Bench(*of, self.tensors, self.borders, rows, self.device)
                 if not wanted.roomy(rows, self.left):
                     used = bench.bytes(self.left)
                     memory.append((rows, used.kept, used.forward, used.backward, used.staying))
@@ -91,18 +86,13 @@ class ProgramTimer:
         except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
             if not _out_of_memory(error):
                 return {"fault": f"{what}: {first_line(error)}"}
-            short = f"{what}: {rows} rows take more memory than is left"
-            lack = {"lacking": rows, "lack": short}
+            lack = {"lacking": rows, "lack": f"{what}: {rows} rows take more memory than is left"}
         if not points:
             return {"fault": lack["lack"], **lack}
         return {
             "points": points, "memory": memory, "spread": spread, "inputs": inputs,
             "outputs": outputs, **lack,
         }  # fmt: skip
-
-    def all(self, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, Numbers]]:
-        for key, program in wanted.items():
-            yield key, self(program)
 
 
 def first_line(error: Exception) -> str:
@@ -117,12 +107,10 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def joined(
-    wanted: Mapping[str, Wanted],
-    ranks: Sequence[Mapping[str, Numbers]],
+    wanted: Mapping[str, Wanted], ranks: Sequence[Mapping[str, Numbers]],
     slowdowns: Sequence[float],
-) -> tuple[dict[str, Compute], list[str]]:
-    """What all ranks measured, and what is missing; slowdowns: seconds that pass in a second of
-    each rank's clock."""
+) -> tuple[dict[str, Compute], list[str]]:  # fmt: skip
+    """What all ranks measured, and what is missing; slowdowns: of each rank's clock."""
     compute, missing = {}, []
 
     def curves(key: str, side: int) -> tuple[Curve, ...]:

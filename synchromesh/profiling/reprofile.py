@@ -31,9 +31,7 @@ class ReprofileTuning:
     link_seconds: float = 0.05  # ... and one call longer than this tells enough
     device_runs: int = 2  # runs that tell how devices compute now
     programs: int = 3  # that are timed again, the longest ones
-    program_seconds: float = (
-        0.05  # of one of them at most, if there are rows with which it is less
-    )
+    program_seconds: float = 0.05  # of one of them at most, if any of its rows take less
     block_seconds: float = 0.05  # of each block of its runs
     outlier: float = 1.3  # times as fast or slow as others: as `unequal` of `planner.unequal`
     # Times what was known, from where a sample is doubted. Of 600 small calls between four hosts
@@ -46,24 +44,15 @@ class ReprofileTuning:
     changed: float = 1.2  # times what a large one took: links have
 
 
-@dataclass(frozen=True)
-class ProbeTuning:
-    """When idle ranks are worth a reprofile. Chosen, not measured."""
-
-    seconds: float = 0.05  # of the all-reduce that probing links takes, at most
-    quicker: float = 1.5  # times as quick as known: no longer what it was
-
-
-TUNING, PROBING = ReprofileTuning(), ProbeTuning()
+TUNING = ReprofileTuning()
+QUICKER = 1.5  # times as quick as known: idle ranks are worth a reprofile (chosen, not measured)
 Point = tuple[float, float]  # a size or a rank, and seconds or a slowdown
+Points = Sequence[Point]
 
 
-def confirmed(
-    sample: Callable[[], Sequence[Point]], known: Callable[[float], float]
-) -> Sequence[Point]:
-    """The points that `sample` finds. While one of them is a third above what was `known` there is
-    another sample, and of each point the least counts: what else runs makes nothing quicker. All
-    ranks call alike."""
+def confirmed(sample: Callable[[], Points], known: Callable[[float], float]) -> Points:
+    """The points that `sample` finds, alike on all ranks. While one is a third above what was
+    `known` there is another sample, and the least counts: what else runs makes nothing quicker."""
 
     def times(point: Point) -> float:
         return (point[1] + TUNING.slack) / (known(point[0]) + TUNING.slack)
@@ -77,18 +66,12 @@ def confirmed(
 
 
 def reprofile(
-    facts: LiveFacts,
-    ranks: Sequence[int],
-    partition: Partition,
-    known: Profile,
-    devices: bool,
+    facts: LiveFacts, ranks: Sequence[int], partition: Partition, known: Profile, devices: bool,
     links: bool,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """`known` after a change: what drifted is sampled and its curves are scaled accordingly.
-
-    devices: the longest programs of `partition` are timed once more on every rank, and each rank's
-    curves change by its own ratio. links: see `_links_again`. Takes seconds; all ranks call alike.
-    """
+    devices: the longest programs of `partition` are timed again, and each rank's curves change by
+    its own ratio. links: see `_links_again`. All ranks call alike, for seconds."""
     began = time.perf_counter()
     profile = known
     if devices:
@@ -157,8 +140,7 @@ def _seconds(known: Profile, key: str) -> float:
 
 
 def _sampled_rows(program: Compute, rows: Sequence[int], later: Sequence[float]) -> int:
-    """The most of `rows` that a program was timed with and takes no longer than sampling may,
-    where ranks are `later` times as slow; else the fewest."""
+    """The most of `rows`, else the fewest, that take no longer than sampling may now."""
 
     def seconds(n: int) -> float:
         return max(sum(program.on(r, n)) * times for r, times in enumerate(later))
@@ -167,7 +149,6 @@ def _sampled_rows(program: Compute, rows: Sequence[int], later: Sequence[float])
 
 
 def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
-    """The profile where each rank's programs take `ratios` as long."""
     before = known.relative_slowdowns or (1.0,) * len(ratios)
     after = [t * r for t, r in zip(before, ratios, strict=True)]
     slowest = max(after) / max(before)  # the optimizer's costs are those of the slowest rank
@@ -180,9 +161,8 @@ def _scaled(known: Profile, ratios: Sequence[float]) -> Profile:
 
 @dataclass(frozen=True)
 class _Sample:
-    """One kind on one pattern, sampled: seconds that every collective takes longer (0
-    where a small one takes about what it did), seconds more a sent byte, the largest one's ratio.
-    """
+    """One kind on one pattern, sampled: seconds that every collective takes longer (0 where a
+    small one takes about what it did), seconds more a sent byte, the ratio of the largest."""
 
     late: float
     more: float
@@ -210,14 +190,12 @@ def _sent(kind: str, payload: float, ranks: int) -> int:
 
 
 def _on(kind: str, pattern: Pattern, devices: int) -> bool:
-    """Whether so many devices have groups of a pattern, or pairs where they send messages."""
     reach = pattern.stride + 1 if kind in MESSAGES else pattern.size * pattern.stride
     return reach <= devices
 
 
 def _links_again(world: World, ranks: Sequence[int], known: Profile) -> Profile:
-    """`known` with links as they are now (see `_LinkSamples`). Overlap stretches as the largest
-    collective does."""
+    """`known` with links as they are now; overlap stretches as the largest collective does."""
     if not any(_on(*key, len(ranks)) for key in known.network):
         return known
     samples = _LinkSamples.take(world, ranks, known)
@@ -256,15 +234,12 @@ class _LinkSamples:
         for kind, pattern in sorted({*widest.items(), *((k, p) for p, k in kinds.items())}):
             before = known.network[kind, pattern]
             sizes = [int(size) for size, _ in before.points if size >= TUNING.link_bytes]
-            again = partial(
-                network.sampled, world, ranks, kind, pattern, sizes, TUNING.link_seconds
-            )
-            now = confirmed(again, before)
+            asked = kind, pattern, sizes, TUNING.link_seconds
+            now = confirmed(partial(network.sampled, world, ranks, *asked), before)
             taken[kind, pattern] = _Sample.of(kind, pattern.size, before, now)
         return cls(taken, widest, kinds)
 
     def widest_of(self, kind: str) -> Pattern:
-        """The pattern of most ranks on which a kind was sampled; if none, on which any was."""
         return self.widest.get(kind, max(self.kinds))
 
     def of(self, kind: str, pattern: Pattern) -> _Sample:
@@ -282,7 +257,6 @@ class _LinkSamples:
         return _Sample(by_pattern.late, by_kind.more * by_pattern.more / base.more, ratio)
 
     def curve(self, kind: str, pattern: Pattern, before: Curve) -> Curve:
-        """What a kind on a pattern takes now."""
         now = self.of(kind, pattern)
         return Curve.of(
             (x, max(y + now.late + now.more * _sent(kind, x, pattern.size),
@@ -300,7 +274,7 @@ class IdleProbe:
     call: tuple[int, float] | None = None  # payload and seconds of the all-reduce
 
     def __bool__(self) -> bool:
-        return max(self.devices, self.links) > PROBING.quicker
+        return max(self.devices, self.links) > QUICKER
 
     def __str__(self) -> str:
         what, times = ("idle ranks compute", self.devices), ("links carry", self.links)
@@ -309,18 +283,18 @@ class IdleProbe:
 
 
 def probe_idle(
-    world: World, active: Sequence[int], known: Profile, usual: Mapping[int, float]
-) -> IdleProbe:
+    world: World, active: Sequence[int], known: Profile, usual: Mapping[int, float],
+    most: float = 0.05,
+) -> IdleProbe:  # fmt: skip
     """Whether what keeps the ranks beside `active` idle has become better: their slowdown, where
-    it is larger than that of those, or the links. Steps of the others tell nothing of either.
-
-    usual: seconds of all-reduces by payload, where they are not what `known` says."""
+    it is larger than that of those, or the links. usual: seconds of all-reduces by payload, where
+    they are not what `known` says. most: of the all-reduce that probes links (chosen)."""
     devices = _idle_devices(world, active, known.device)
     everyone = known.network.get(("all_reduce", Pattern(world.size)))
-    if devices > PROBING.quicker or everyone is None:
+    if devices > QUICKER or everyone is None:
         return IdleProbe(devices)
     points = everyone.points
-    size, seconds = max((p for p in points if p[1] <= PROBING.seconds), default=points[0])
+    size, seconds = max((p for p in points if p[1] <= most), default=points[0])
     payload = int(size)
     calls = [
         network.slowest(world, world.everyone, "all_reduce", world.size, payload)
@@ -331,8 +305,7 @@ def probe_idle(
 
 
 def _idle_devices(world: World, active: Sequence[int], known: DeviceModel) -> float:
-    """How many times as quick as known an idle rank computes that was slower than all others."""
-    limit = PROBING.quicker * min(map(known.slowdown_of, active))
+    limit = QUICKER * min(map(known.slowdown_of, active))
     idle = [r for r in range(world.size) if r not in active and known.slowdown_of(r) > limit]
     if not idle:
         return 1.0

@@ -20,14 +20,11 @@ class DataRanks(Protocol):
     """The ranks over which statistics are summed: a `Group`, or `AnnouncedCollectives` of one."""
 
     @property
-    def size(self) -> int:
-        """How many they are."""
+    def size(self) -> int: ...
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """(size, *x.shape): `x` of each rank."""
+    def all_gather(self, x: Tensor) -> Tensor: ...
 
-    def all_reduce(self, x: Tensor) -> Any:
-        """The sum over the ranks, in place."""
+    def all_reduce(self, x: Tensor) -> Any: ...
 
 
 class NormArguments(NamedTuple):
@@ -50,13 +47,10 @@ class BatchNormPolicy:
     data: DataRanks | None = None
 
     def apply(self, given: NormArguments, *, real: bool) -> Tensor:
-        """Normalises `given.x`; in training it updates the running statistics.
-
-        real: whether the rows are of the batch; stand-ins are normalised but leave no trace."""
+        """Normalises `given.x`. real: stand-ins leave no trace in the running statistics."""
         if given.training and self.data is not None and self.data.size > 1:
-            y: Tensor = _Synchronised.apply(
-                given.x, given.weight, given.bias, given, real, self.data
-            )
+            learned = given.weight, given.bias
+            y: Tensor = _Synchronised.apply(given.x, *learned, given, real, self.data)
             return y
         if given.training:
             given = _of_a_block(given, real)
@@ -77,14 +71,9 @@ def _of_a_block(given: NormArguments, real: bool) -> NormArguments:
 class _Synchronised(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        given: NormArguments,
-        real: bool,
-        group: DataRanks,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: NormArguments,
+        real: bool, group: DataRanks,
+    ) -> Tensor:  # fmt: skip
         exact = torch.promote_types(x.dtype, torch.float32)
         mean, var, count = _statistics(x.to(exact), real, group)
         if count < 2:
@@ -129,20 +118,15 @@ class _Synchronised(torch.autograd.Function):
                 dx = (dx * _channels(factor, normal)).to(dtype)
             else:
                 dx = torch.zeros_like(normal, dtype=dtype)
-        own = [
-            g.to(d) if needed else None
-            for g, d, needed in zip(
-                (dweight, dbias), dtypes, ctx.needs_input_grad[1:3], strict=True
-            )
-        ]
+        each = zip((dweight, dbias), dtypes, ctx.needs_input_grad[1:3], strict=True)
+        own = [g.to(d) if needed else None for g, d, needed in each]
         return dx, *own, None, None, None
 
 
 def _statistics(x: Tensor, real: bool, group: DataRanks) -> tuple[Tensor, Tensor, int]:
-    """Mean, biased variance and values per channel over the real rows of all ranks.
-
-    Each rank's mean and squared deviations are gathered and combined (Chan et al. 1979), which is
-    as exact as two passes and takes one collective of 2 channels + 1 numbers."""
+    """Mean, biased variance and values per channel over the real rows of all ranks. Each rank's
+    mean and squared deviations are gathered and combined (Chan et al. 1979), which is as exact as
+    two passes and takes one collective of 2 channels + 1 numbers."""
     others = [d for d in range(x.dim()) if d != 1]
     count = x.numel() // x.shape[1] if real else 0
     if real:

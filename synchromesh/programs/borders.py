@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from synchromesh.programs.collectives import part
 from synchromesh.trace import meta
 from synchromesh.trace.capture.batch import rows_of
 from synchromesh.trace.capture.run import leaf_values, totals_of
@@ -25,10 +26,9 @@ DRAWN = 99_991  # numbers of a made-up weight; prime, so that no two rows of it 
 def record(
     step: Step, batch: Any, tensors: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Tensor]:
-    """Every leaf and every value of the traced step for `batch`, by name, detached.
-
-    tensors: parameters and buffers by name, unsharded; they are not changed, and each is asked for
-    when its first operator runs and let go of behind its last one."""
+    """Every leaf and every value of the traced step for `batch`, by name, detached. tensors:
+    parameters and buffers by name, unsharded; they are not changed, and each is asked for when its
+    first operator runs and let go of behind its last one."""
     assert step.graph is not None, "an opaque step has no values"
     wanted = {e.value.name for e in step.chain.edges}
     given = leaf_values(batch, rows_of(batch), totals_of(step))
@@ -60,13 +60,9 @@ def record(
 
 
 def _placeholder(
-    node: Node,
-    given: Mapping[str, Tensor],
-    tensors: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor],
-    batch: Any,
-    device: torch.device,
-) -> Any:
+    node: Node, given: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
+    constants: Mapping[str, Tensor], batch: Any, device: torch.device,
+) -> Any:  # fmt: skip
     role, name = meta.role(node), meta.name(node)
     if role == "rows":
         return rows_of(batch)
@@ -93,9 +89,7 @@ def tiled(x: Tensor, rows: Rows | None, count: int) -> Tensor:
 class StandIns(Mapping[str, Tensor]):
     """Parameters and buffers of a chain by name, unsharded: those of `given` that are, else ones
     that are made up, alike on all ranks, whenever one is asked for. Nothing is kept of these, so
-    that a model that no device holds can be measured component by component.
-
-    present: names of those that are here."""
+    that a model that no device holds can be measured component by component."""
 
     def __init__(self, chain: Chain, given: Mapping[str, Tensor], device: torch.device) -> None:
         self.device = device
@@ -131,10 +125,9 @@ class StandIns(Mapping[str, Tensor]):
 def made_up(
     described: Parameter, shape: tuple[int, ...], device: torch.device, generator: torch.Generator
 ) -> Tensor:
-    """A tensor of `shape` with ordinary numbers in place of the one described.
-
-    Made-up weights have the scale of usual initialisers, so that values neither vanish nor grow;
-    large ones repeat what was drawn, as drawing takes longer than running a program with them."""
+    """A tensor of `shape` with ordinary numbers in place of the one described. Made-up weights
+    have the scale of usual initialisers, so that values neither vanish nor grow; large ones repeat
+    what was drawn, as drawing takes longer than running a program with them."""
     dtype: torch.dtype = getattr(torch, described.dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -154,11 +147,4 @@ def made_up(
 
 def local_part(x: Tensor, placement: Placement, size: int) -> Tensor:
     """What the first of `size` ranks, which has most, holds of `x`, on storage of its own."""
-    if not placement.sharded or size == 1:
-        return x.clone()
-    segments: Tensor = x.unflatten(placement.dim, (placement.segments, -1))
-    _, length = placement.share(x.shape[placement.dim], size, 0)
-    part: Tensor = segments.narrow(placement.dim + 1, 0, length).flatten(
-        placement.dim, placement.dim + 1
-    )
-    return part.clone()
+    return (part(x, placement, size, 0) if placement.sharded and size > 1 else x).clone()

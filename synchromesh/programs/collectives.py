@@ -12,11 +12,67 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from synchromesh.programs.async_move import async_move
 from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.programs.communicator import Communicator, Finish
 from synchromesh.programs.random import RandomStreams
 from synchromesh.values.placement import Placement, parse, shard
+
+Begin = Callable[[Tensor], Finish]
+
+
+class _AsyncMove:
+    """A tensor under way between ranks, as two autograd nodes between which others may run.
+
+        forward     depart: begins to send            ...   arrive: waits, gives the result
+        backward    depart: waits, gives the gradient ...   arrive: begins to send the gradient
+
+    Autograd runs backward in the reverse order of forward, so both directions overlap with what
+    was computed between the two. The token that joins the nodes carries no data."""
+
+    def __init__(self, forward: Begin, backward: Begin) -> None:
+        self.forward, self.backward = forward, backward
+        self._finish: Finish | None = None
+
+    def begin(self, finish: Finish) -> None:
+        self._finish = finish
+
+    def end(self) -> Tensor:
+        assert self._finish is not None, "an arrival follows its departure"
+        finish, self._finish = self._finish, None
+        return finish()
+
+
+class _Depart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, move: _AsyncMove) -> Tensor:
+        ctx.move = move
+        move.begin(move.forward(x))
+        return x.new_zeros(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, token: Tensor) -> Any:
+        return ctx.move.end(), None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, move: _AsyncMove) -> Tensor:
+        ctx.move = move
+        return move.end()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.move.begin(ctx.move.backward(gradient))
+        return gradient.new_zeros(1), None
+
+
+def async_move(x: Tensor, forward: Begin, backward: Begin) -> Finish:
+    """Begins to send `x` by `forward`; waits for its arrival. backward: for its gradient."""
+    move = _AsyncMove(forward, backward)
+    token = _Depart.apply(x, move)
+    return lambda: _Arrive.apply(token, move)
 
 
 class Transfer(NamedTuple):
@@ -80,8 +136,7 @@ def _identity(x: Tensor, transfer: Transfer) -> Finish:
 
 
 def _copy(x: Tensor, transfer: Transfer) -> Finish:
-    """As `_identity` for gradients, which may become a leaf's `grad`: autograd would take a view
-    of another leaf's memory for it, and add to it in place."""
+    """As `_identity`, but no view: as a leaf's `grad` autograd would add to it in place."""
     return lambda: x.clone()
 
 
@@ -164,7 +219,6 @@ def _all_to_all(x: Tensor, transfer: Transfer) -> Finish:
 
 
 def _largest(x: Tensor, source: Placement, length: int, size: int) -> int:
-    """Bytes that the rank with the largest part has of what `x` is a part of."""
     shape = (*x.shape[: source.dim], length, *x.shape[source.dim + 1 :])
     return prod(source.local_shape(shape, size)) * x.element_size()
 
@@ -222,11 +276,9 @@ class _Move(torch.autograd.Function):
 def depart(
     x: Tensor, group: Communicator, source: Placement, target: Placement, length: int = 0
 ) -> Finish:
-    """Begins the move of `x` on the ranks of `group` from `source` to `target`; the function that
-    ends it.
-
-    length: entries of the dimension that `source` shards; 0: each rank has as many as this one.
-    Where `x` needs no gradient nothing is sent in backward; integers are moved forward alone."""
+    """Begins the move of `x` on the ranks of `group`; the function that ends it. length: entries
+    of the dimension that `source` shards; 0: each rank has as many as this one. Where `x` needs no
+    gradient nothing is sent in backward; integers are moved forward alone."""
     if source == target or group.size == 1:
         return lambda: x
     forward, backward = TABLE[source.kind, target.kind]
@@ -241,7 +293,6 @@ def depart(
 
 
 def _length_back(x: Tensor, source: Placement, target: Placement, length: int) -> int:
-    """Entries of the dimension that `target` shards, `length` being those of `source`'s."""
     if not target.sharded:
         return 0
     along = source.sharded and source.dim == target.dim
@@ -251,7 +302,6 @@ def _length_back(x: Tensor, source: Placement, target: Placement, length: int) -
 def move(
     x: Tensor, group: Communicator, source: Placement, target: Placement, length: int = 0
 ) -> Tensor:
-    """`depart` and arrival at once."""
     return depart(x, group, source, target, length)()
 
 

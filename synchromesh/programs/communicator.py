@@ -17,18 +17,14 @@ class Communicator(Protocol):
     """Ranks that run collectives together; `start_*` begins one and returns how to finish it."""
 
     @property
-    def size(self) -> int:
-        """How many ranks there are."""
+    def size(self) -> int: ...
 
     @property
-    def index(self) -> int:
-        """This rank's place among them."""
+    def index(self) -> int: ...
 
-    def all_reduce(self, x: Tensor, op: Op = "sum") -> Any:
-        """Sum or maximum over the ranks, in place."""
+    def all_reduce(self, x: Tensor, op: Op = "sum") -> Any: ...
 
-    def start_all_reduce(self, x: Tensor) -> Finish:
-        """Begins the sum over the ranks."""
+    def start_all_reduce(self, x: Tensor) -> Finish: ...
 
     def start_all_gather(self, x: Tensor) -> Finish:
         """Begins to gather (size, *x.shape)."""
@@ -37,24 +33,17 @@ class Communicator(Protocol):
         """Begins to sum (size, *part) and to leave each rank its part."""
 
     def start_all_to_all(
-        self,
-        parts: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]] | None = None,
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None,
         payload: int | None = None,
-    ) -> Callable[[], list[Tensor]]:
-        """Begins to send part i to rank i; shapes: of what comes back (None: as `parts`).
-
-        payload: bytes to count, of the largest rank's parts (None: of these)."""
+    ) -> Callable[[], list[Tensor]]:  # fmt: skip
+        """Begins to send part i to rank i; shapes: of what comes back (None: as `parts`). payload:
+        bytes to count, of the largest rank's parts (None: of these)."""
 
 
 class SilentGroup:
-    """A `Communicator` of this rank alone: the shapes and local work of a group's collectives,
-    without anybody to talk to.
-
-    A program that runs on silent groups computes on tensors of the right shapes as if alone, so
-    its computation can be timed apart from traffic. Numbers are wrong where ranks would have added
-    up.
-    """
+    """A `Communicator` of this rank alone, with the shapes and local work of a group's
+    collectives: a program on silent groups computes as if alone, so that its computation is timed
+    apart from traffic. What ranks would have added up is wrong."""
 
     def __init__(self, size: int, index: int = 0) -> None:
         self.size, self.index = size, index
@@ -75,11 +64,9 @@ class SilentGroup:
         return lambda: part
 
     def start_all_to_all(
-        self,
-        parts: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]] | None = None,
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]] | None = None,
         payload: int | None = None,
-    ) -> Callable[[], list[Tensor]]:
+    ) -> Callable[[], list[Tensor]]:  # fmt: skip
         """What this rank sends, in the shapes that it would receive."""
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
         packed = torch.cat([p.detach().reshape(-1) for p in parts])

@@ -5,8 +5,7 @@ what moves between ranks costs nothing here and is measured apart. Where one thr
 is timed by the processor's clock, which leaves out what a quota or another process takes; such
 seconds times the rank's slowdown (`profiling/burst_speed.py`) pass on the wall. Elsewhere the
 wall's clock is all there is: under a quota a short run is untouched or stopped for the rest of a
-period, so runs are timed in blocks long enough to hold several periods, and a block's mean counts.
-"""
+period, so runs are timed in blocks that hold several periods, and a block's mean counts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +47,7 @@ TUNING = TimingTuning()
 
 @dataclass(frozen=True)
 class ProgramTiming:
-    """One program at some rows: seconds forward and backward (median of blocks) by the clock of
-    this rank, their spread."""
+    """Seconds of one program at some rows (median of blocks) by this rank's clock."""
 
     forward: float
     backward: float
@@ -72,15 +70,10 @@ class Bench:
     """One local program with tensors of its own, ready to run again and again at `rows` rows."""
 
     def __init__(
-        self,
-        step: Step,
-        partition: Partition,
-        local: LocalComponent,
-        tensors: Mapping[str, Tensor],
-        borders: Mapping[str, Tensor],
-        rows: int,
+        self, step: Step, partition: Partition, local: LocalComponent,
+        tensors: Mapping[str, Tensor], borders: Mapping[str, Tensor], rows: int,
         device: torch.device,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.device, self.rows = device, rows
         self._now = synchronised(device)
         size = local.layout.tensor
@@ -99,9 +92,8 @@ class Bench:
         for item in local.inputs:
             full = tiled(borders[item.value.name].to(device), item.value.rows, rows)
             x = local_part(full, item.want, size)
-            self.inputs.append(
-                x.requires_grad_(item.source is not None and item.value.differentiable)
-            )
+            flows = item.source is not None and item.value.differentiable
+            self.inputs.append(x.requires_grad_(flows))
 
     @staticmethod
     def input_bytes(local: LocalComponent, borders: Mapping[str, Tensor], rows: int) -> float:
@@ -129,11 +121,9 @@ class Bench:
                 return tuple(end.value)
 
     def seed(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """A gradient of an output, of ordinary size."""
         return torch.full(shape, 1e-3, dtype=dtype, device=self.device)
 
     def seeds(self, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Outputs through which a gradient flows, each with one."""
         return [(y, self.seed(y.shape, y.dtype)) for y in outputs if y.requires_grad]
 
     def backward(self, seeded: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -182,10 +172,8 @@ class Bench:
         return ProgramTiming(forward, backward, _spread(taken))
 
     def bytes(self, limit: float = float("inf")) -> Bytes:
-        """What a forward and a backward have alive; see `profile.Memory`.
-
-        limit: of the bytes of this bench and what it makes; MemoryError as soon as they are more.
-        """
+        """What a forward and a backward have alive; see `profile.Memory`. limit: of the bytes of
+        this bench and what it makes; MemoryError once they are more."""
         left = limit - storage_bytes((*self.inputs, *self.tensors))
         if left < 0:
             raise MemoryError(
@@ -210,9 +198,8 @@ class Bench:
         inputs = {x.untyped_storage()._cdata: i for i, x in enumerate(self.inputs)}
         kept = [s for key, s in saved.items() if key not in inputs]
         kept_inputs = tuple(sorted(inputs[key] for key in saved if key in inputs))
-        kept_outputs = tuple(
-            i for i, y in enumerate(outputs) if y.untyped_storage()._cdata in saved
-        )
+        made = enumerate(y.untyped_storage()._cdata for y in outputs)
+        kept_outputs = tuple(i for i, key in made if key in saved)
         token = self._token(outputs)
         total = sum(s.nbytes() for s in kept)
         saved.clear()
@@ -232,8 +219,7 @@ class Bench:
         self, token: Tensor | None, kept: list[Any], forward: float, limit: float
     ) -> tuple[int, int]:
         """The most bytes alive in backward, and where the gradients of parameters stay, as they do
-        where no bucket takes them. kept: storages, forgotten here; forward: seconds that it took.
-        """
+        where no bucket takes them. kept: storages, forgotten here; forward: its seconds."""
         with LiveBytes(limit=limit) as live:
 
             def take(parameter: Tensor) -> None:
@@ -241,9 +227,8 @@ class Bench:
                 live.stays(parameter.grad)
                 parameter.grad = None
 
-            hooks = [
-                x.register_post_accumulate_grad_hook(take) for x in self.tensors if x.requires_grad
-            ]
+            trained = [x for x in self.tensors if x.requires_grad]
+            hooks = [x.register_post_accumulate_grad_hook(take) for x in trained]
             live.know(kept)
             kept.clear()
             began = self._now()

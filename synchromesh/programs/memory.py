@@ -44,7 +44,6 @@ class LiveBytes(TorchDispatchMode):
         self.know([x.untyped_storage()])
 
     def know(self, storages: Iterable[Any]) -> None:
-        """Counts these from now on; nothing twice."""
         for storage in storages:
             self._know(storage)
 
@@ -75,8 +74,7 @@ class LiveBytes(TorchDispatchMode):
             self._change(mark, size)
 
     def __enter__(self) -> "LiveBytes":
-        """Counts besides what becomes of storages in place, which no operator shows: so FSDP2 and
-        we free parameters that were gathered."""
+        """Counts storages that are resized in place, too: so gathered parameters are freed."""
         resize = self._resize = torch.UntypedStorage.resize_
 
         def counted(storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,10 +112,8 @@ class LiveBytes(TorchDispatchMode):
         for x in pytree.tree_leaves(made):
             if _has_storage(x):
                 self.add(x)
-        if self.now + self._staying > self.limit:
-            raise MemoryError(
-                f"{self.now + self._staying} bytes are alive, {self.limit:.0f} may be"
-            )
+        if (alive := self.now + self._staying) > self.limit:
+            raise MemoryError(f"{alive} bytes are alive, {self.limit:.0f} may be")
         return made
 
 
@@ -127,15 +123,13 @@ def _has_storage(x: Any) -> bool:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages of `tensors`."""
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
     return sum(storages.values())
 
 
 def process_bytes() -> int:
-    """Resident bytes of this process alone (Linux; 0 where the system does not tell): without
-    mapped files, as libraries, of which the processes of a host share one copy, and which the
-    system drops where memory is short."""
+    """Resident bytes of this process alone (Linux; 0 elsewhere): without mapped files, of which
+    the processes of a host share one copy and which the system drops where memory is short."""
     try:
         with open("/proc/self/statm") as file:
             _, resident, shared, *_ = map(int, file.read().split())

@@ -1,5 +1,4 @@
-"""The user's model while it is trained: its original names and shapes, this rank's shards, a
-blocked forward."""
+"""The user's model in training: original names and shapes, this rank's shards, blocked calls."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,9 +46,7 @@ def _running_statistics(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
 
 class Model:
     """A module with the global description of its tensors; shared tensors have their first name
-    only.
-
-    held: those that trainers hold now."""
+    only. held: those that trainers hold now."""
 
     held: ClassVar[WeakSet["Model"]] = WeakSet()
 
@@ -94,8 +91,7 @@ class Model:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The modules that there are now, in their order; a walk over all of them only where one
-        was added, as `trained` refuses other changes."""
+        """The modules of now, in order; a walk over all of them only where one was added."""
         if any(len(children) != size for children, size in self._sizes):
             return tuple(self.module.modules())
         return self._modules
@@ -109,10 +105,8 @@ class Model:
         return {name: tuple(p for p in paths if p.startswith(f"{name}.")) for name in components}
 
     def trained(self) -> tuple[bool, ...]:
-        """Which parameters require gradients now; the user may freeze and release them.
-
-        ValueError where the model has another parameter or module in the place of one: only what
-        was prepared is trained."""
+        """Which parameters require gradients now; the user may freeze and release them. ValueError
+        where another parameter or module is in the place of one that was prepared."""
         tables, keys, paths, known = self._references
         if (standing := [*map(id, map(dict.get, tables, keys))]) != known:
             pairs = zip(paths, standing, known, strict=True)
@@ -139,19 +133,16 @@ class Model:
             self.described[name] = replace(self.described[name], trainable=parameter.requires_grad)
 
     def complete(self) -> bool:
-        """Whether this rank has every parameter in its global shape and with values."""
         return all(
             tuple(p.shape) == self.described[n].shape and not p.is_meta
             for n, p in self.parameters.items()
         )
 
     def local(self, name: str) -> Tensor:
-        """This rank's shard of a parameter or buffer."""
         return self.parameters[name] if name in self.parameters else self.buffers[name]
 
     def place(self, name: str, tensor: Tensor) -> None:
-        """Makes `tensor` this rank's shard; parameters stay the objects that the user and the
-        optimizer know."""
+        """Makes `tensor` this rank's shard; parameters stay the objects that others know."""
         parameter = self.parameters.get(name)
         if parameter is None:
             self.bind(name, tensor)
@@ -167,8 +158,7 @@ class Model:
 
     @contextmanager
     def unreferenced(self) -> Iterator[None]:
-        """Without the weak references that recurrent modules have to their weights, with which
-        torch swaps no tensors."""
+        """Without recurrent modules' weak references, with which torch swaps no tensors."""
         recurrent = [part for part in self._modules if isinstance(part, nn.RNNBase)]
         for part in recurrent:
             part._flat_weight_refs = []
@@ -188,7 +178,6 @@ class Model:
 
     def adopt_assigned(self) -> None:
         """Takes over buffers that the module's own code has assigned anew (`self.n = self.n + 1`).
-
         ValueError for one of another shape or type: it has a place in checkpoints and plans."""
         for part, key, name in self.slots:
             table = part._buffers
@@ -208,8 +197,7 @@ class Model:
     def unsharded(
         self, device: torch.device, buffers: Mapping[str, Tensor] | None = None
     ) -> Iterator[nn.Module]:
-        """The module with tensors of the global shapes, on the meta device where this rank has a
-        shard. buffers: global ones to take instead, by name."""
+        """The module with global shapes, on the meta device if sharded here; or with `buffers`."""
         full = dict(self._full(device, buffers or {}))
         kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in full]
         try:
@@ -225,7 +213,6 @@ class Model:
     def _full(
         self, device: torch.device, buffers: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
-        """What stands in for each tensor that is not here whole on `device`, by name."""
         for name, d in self.described.items():
             local = self.local(name)
             if tuple(local.shape) == d.shape and local.device == device:
@@ -252,10 +239,8 @@ class Model:
         def refuse(*_: Any, **__: Any) -> Any:
             raise RuntimeError(
                 "this model is held by Synchromesh, which may have cut it over several devices: "
-                "call "
-                "trainer.step(batch) to train, trainer.evaluate(loader, metric) to evaluate, "
-                "trainer.state_dict() for "
-                "its weights, or trainer.close() to give it back"
+                "call trainer.step(batch) to train, trainer.evaluate(loader, metric) to evaluate, "
+                "trainer.state_dict() for its weights, or trainer.close() to give it back"
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]

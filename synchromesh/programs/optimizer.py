@@ -27,8 +27,7 @@ TRIAL = StateTrial()
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """What a step takes of an optimizer, for parameters of so many bytes in so many tensors, in
-    seconds of this rank's clock (`programs/clock.py`).
+    """What a step takes of an optimizer, in seconds of this rank's clock (`programs/clock.py`).
 
     seconds = once + byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
     bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes."""
@@ -43,10 +42,9 @@ class OptimizerCost:
 
 
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
-    """Of an optimizer of the same class and settings on parameters of its own.
-
-    One tensor and several of hardly any bytes tell the seconds of a step and of a tensor apart, a
-    large one those of its bytes; many small ones of as many bytes tell the bytes at work apart."""
+    """Of an optimizer of the same class and settings on parameters of its own. One tensor and
+    several of hardly any bytes tell the seconds of a step and of a tensor apart, a large one those
+    of its bytes; many small ones of as many bytes tell the bytes at work apart."""
     numbers = TRIAL.bytes // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))
@@ -60,8 +58,7 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
 
 
 def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
-    """Bytes of state that an optimizer of the same class and settings has for a byte of a
-    parameter."""
+    """Bytes of state for a byte of a parameter, of an optimizer of the same class and settings."""
     parameter = nn.Parameter(torch.ones(TRIAL.few, device=device, dtype=dtype))
     parameter.grad = torch.full_like(parameter, 1e-3)
     twin = twin_of(optimizer, [parameter])
@@ -104,9 +101,8 @@ class _Step:
 def _step(
     optimizer: Optimizer, device: torch.device, dtype: torch.dtype, tensors: int, numbers: int
 ) -> _Step:
-    parameters = [
-        nn.Parameter(torch.ones(numbers, device=device, dtype=dtype)) for _ in range(tensors)
-    ]
+    one = torch.ones(numbers, device=device, dtype=dtype)
+    parameters = [nn.Parameter(one.clone()) for _ in range(tensors)]
     twin = twin_of(optimizer, parameters)
 
     def fill() -> None:

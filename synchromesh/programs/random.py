@@ -32,7 +32,6 @@ class RandomStreams:
         self._at = 0, 0, 0  # component, data index, tensor index
 
     def copy(self) -> "RandomStreams":
-        """Streams of the same seed that stand elsewhere."""
         twin = RandomStreams(0, self._device)
         twin._root = twin._step = twin._batch = self._root
         return twin
@@ -43,13 +42,10 @@ class RandomStreams:
         self._step, self._batch = mix(before, first + index), mix(before, first)
 
     def at(self, component: int, data_index: int, tensor_index: int) -> None:
-        """Names the component and the place of this rank in its layout."""
         self._at = component, data_index, tensor_index  # most components draw nothing
 
     def seed(self, key: int, sharded: bool, rows: bool = True) -> None:
-        """Seeds torch's default generators for operator `key`.
-
-        sharded: another draw per shard. rows: another one for other rows of the batch."""
+        """Seeds torch's generators for operator `key`; sharded, rows: another draw for each."""
         component, data_index, tensor_index = self._at
         of_rows = mix(mix(self._step, component), data_index)
         number = mix(of_rows if rows else mix(mix(self._batch, component), -1), key)
@@ -62,7 +58,6 @@ class RandomStreams:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Leaves the user's generators as they were before."""
         host, generator = torch.get_rng_state(), self._accelerator()
         device = generator.get_state() if generator is not None else None
         try:
@@ -73,12 +68,9 @@ class RandomStreams:
                 generator.set_state(device)
 
     def _accelerator(self) -> torch.Generator | None:
-        if self._device is None:
-            return None
-        if self._device.type != "cuda":
+        if self._device is None or self._device.type != "cuda":
             return None
         torch.cuda.init()
         index = self._device.index
-        return torch.cuda.default_generators[
-            torch.cuda.current_device() if index is None else index
-        ]
+        here = torch.cuda.current_device() if index is None else index
+        return torch.cuda.default_generators[here]

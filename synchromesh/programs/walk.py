@@ -32,31 +32,18 @@ _FUNCTIONS: Any = torch._C._VariableFunctions
 _METHODS: Any = torch._C.TensorBase
 # Operators, and the binding that takes the same arguments and does the same: torch's own, also
 # where somebody has put another function in the place of `torch.nn.functional.linear`.
+_BOUND = (  # where the binding is, the operators' overload, the names of both
+    (_NN, "default", "linear gelu scaled_dot_product_attention"),
+    (_FUNCTIONS, "Tensor", "add sub mul div"),
+    (_FUNCTIONS, "default", "matmul bmm cat conv1d conv2d embedding layer_norm relu tanh"),
+    (_FUNCTIONS, "int", "softmax"),
+    (_METHODS, "int", "transpose unbind"),
+    (_METHODS, "default", "expand permute reshape unsqueeze view"),
+)
 BINDINGS: dict[Any, Callable[..., Any]] = {
-    _ATEN.linear.default: _NN.linear,
-    _ATEN.gelu.default: _NN.gelu,
-    _ATEN.scaled_dot_product_attention.default: _NN.scaled_dot_product_attention,
-    _ATEN.add.Tensor: _FUNCTIONS.add,
-    _ATEN.sub.Tensor: _FUNCTIONS.sub,
-    _ATEN.mul.Tensor: _FUNCTIONS.mul,
-    _ATEN.div.Tensor: _FUNCTIONS.div,
-    _ATEN.matmul.default: _FUNCTIONS.matmul,
-    _ATEN.bmm.default: _FUNCTIONS.bmm,
-    _ATEN.cat.default: _FUNCTIONS.cat,
-    _ATEN.conv1d.default: _FUNCTIONS.conv1d,
-    _ATEN.conv2d.default: _FUNCTIONS.conv2d,
-    _ATEN.embedding.default: _FUNCTIONS.embedding,
-    _ATEN.layer_norm.default: _FUNCTIONS.layer_norm,
-    _ATEN.relu.default: _FUNCTIONS.relu,
-    _ATEN.tanh.default: _FUNCTIONS.tanh,
-    _ATEN.softmax.int: _FUNCTIONS.softmax,
-    _ATEN.expand.default: _METHODS.expand,
-    _ATEN.permute.default: _METHODS.permute,
-    _ATEN.reshape.default: _METHODS.reshape,
-    _ATEN.transpose.int: _METHODS.transpose,
-    _ATEN.unbind.int: _METHODS.unbind,
-    _ATEN.unsqueeze.default: _METHODS.unsqueeze,
-    _ATEN.view.default: _METHODS.view,
+    getattr(getattr(_ATEN, name), overload): getattr(place, name)
+    for place, overload, names in _BOUND
+    for name in names.split()
 }
 
 
@@ -66,8 +53,7 @@ def pauses(graph: torch.fx.Graph) -> int:
 
 def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) -> list[T]:
     """Runs generators, one a micro-batch, from pause to pause in the order of the schedule's
-    forwards; what they return. What intercepts torch's functions (TorchFunctionMode) has been
-    traced, and is not asked again."""
+    forwards. What intercepts torch's functions has been traced, and is not asked again."""
     results: dict[int, T] = {}
     with torch._C.DisableTorchFunction():
         for action in schedule.groups[0]:
@@ -80,7 +66,6 @@ def run_forwards(walks: Sequence[Generator[None, None, T]], schedule: Schedule) 
 
 
 def walking(graph: torch.fx.GraphModule) -> Callable[..., Walk]:
-    """The graph as a generator function of its placeholders, which returns its outputs."""
     return _Source(graph.graph).compiled()
 
 
@@ -144,14 +129,12 @@ class _Source:
         return repr(map_aggregate(value, self._leaf))
 
     def _leaf(self, value: Any) -> Any:
-        """What prints as the source of a value that is no container."""
         if isinstance(value, Node):
             return _Name(value.name)
         literal = isfinite(value) if type(value) is float else type(value) in _LITERALS
         return value if literal else _Name(self._global(value))
 
     def _global(self, value: Any) -> str:
-        """The name of an object, which no node has."""
         if id(value) not in self._known:
             name = f"op{len(self._known)}"
             while name in self._names:

@@ -92,7 +92,6 @@ def values_of(node: Node) -> tuple[Value | None, ...]:
 
 
 def has_rows(node: Node) -> bool:
-    """Whether a tensor that the node makes has batch rows."""
     return any(v is not None and v.rows is not None for v in values_of(node))
 
 

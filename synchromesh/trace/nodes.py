@@ -2,7 +2,7 @@
 modules and lines of the user's code that made them."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,6 @@ DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-# -- operators and arguments -------------------------------------------------------------
-
-
 def schema(node: Node) -> torch._C.FunctionSchema:
     assert isinstance(node.target, torch._ops.OpOverload)
     return node.target._schema
@@ -35,7 +32,6 @@ def short_name(node: Node) -> str:
 
 
 def is_operator(node: Node) -> bool:
-    """Whether the node calls a torch operator, and no Python function."""
     return isinstance(node.target, torch._ops.OpOverload)
 
 
@@ -88,12 +84,10 @@ class Reference(str):
 
 
 def dim_of(dim: int, rank: int) -> int:
-    """A dimension of a tensor of `rank` dimensions, counted from the front."""
     return dim + rank if dim < 0 else dim
 
 
 def dims_of(given: Any, rank: int) -> list[int]:
-    """One or several dimensions, counted from the front."""
     return [dim_of(d, rank) for d in ([given] if isinstance(given, int) else given or ())]
 
 
@@ -107,13 +101,9 @@ def calls(graph: Graph) -> list[Node]:
 
 
 def outputs(graph: Graph) -> tuple[Any, ...]:
-    """What a graph gives, in its order."""
     (output,) = graph.find_nodes(op="output")
     given: tuple[Any, ...] = output.args[0]
     return given
-
-
-# -- chance, effects, types --------------------------------------------------------------
 
 
 def has_gradients(dtype: torch.dtype) -> bool:
@@ -122,7 +112,6 @@ def has_gradients(dtype: torch.dtype) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node's operator may draw random numbers."""
     return is_operator(node) and has_tag(node, torch.Tag.nondeterministic_seeded)
 
 
@@ -141,12 +130,10 @@ def draws(node: Node) -> bool:
 
 
 def writes(node: Node) -> bool:
-    """Whether the node changes one of its arguments."""
     return any(a.is_write for a in schema(node).arguments)
 
 
 def written(node: Node) -> list[Node]:
-    """The arguments that the node changes."""
     given = arguments(node)
     changed = (given.get(a.name) for a in schema(node).arguments if a.is_write)
     return [a for a in changed if isinstance(a, Node)]
@@ -161,8 +148,7 @@ def viewed(node: Node) -> Node | None:
 
 
 def memory_of(node: Node) -> Node:
-    """The node whose memory the node's result may share, as views do and what is changed in place;
-    the node itself where it has its own."""
+    """The node whose memory the node's result may share, as views do; else the node itself."""
     while True:
         if node.target is operator.getitem:
             source = node.args[0]
@@ -178,41 +164,32 @@ def same_shape(a: Tensor, b: Tensor) -> bool:
     return [str(n) for n in a.shape] == [str(n) for n in b.shape]
 
 
-# -- what a node depends on --------------------------------------------------------------
-
-
-def ancestors(*targets: Node) -> set[Node]:
-    """The nodes and all that they depend on."""
+def ancestors(*targets: Node, among: Callable[[Node], bool] = lambda _: True) -> set[Node]:
+    """The nodes and all that they depend on. among: which of all are reached and passed."""
     reached: set[Node] = set()
     stack = list(targets)
     while stack:
         node = stack.pop()
-        if node not in reached:
+        if node not in reached and among(node):
             reached.add(node)
             stack.extend(node.all_input_nodes)
     return reached
 
 
 def living(graph: Graph) -> set[Node]:
-    """Nodes that an output or an effect needs."""
     return ancestors(*(n for n in graph.nodes if n.op == "output" or meta.effect(n)))
 
 
 def is_number(node: Node) -> bool:
-    """Whether the node is an integer of the graph, and no tensor."""
     return meta.value(node) is None and not isinstance(meta.val(node), Tensor | tuple)
 
 
 def number(node: Any, rows: int) -> Any:
-    """The integer that a node (or an integer itself) is for so many rows."""
     if not isinstance(node, Node):
         return node
     if node.op == "placeholder":
         return rows
     return node.target(*(number(a, rows) for a in node.args))  # type: ignore[operator]
-
-
-# -- where a node comes from -------------------------------------------------------------
 
 
 def exported_owner(node: Node) -> meta.Owners:

@@ -30,7 +30,6 @@ class Guard:
     text: str
 
     def holds(self, rows: int) -> bool:
-        """Whether the condition is met by a global batch (or a data rank) of so many rows."""
         try:
             return bool(self.condition.subs(ROWS, rows))
         except ZeroDivisionError:  # few rows make a divisor zero
@@ -76,7 +75,6 @@ class Step:
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 
     def takes(self, rows: int) -> bool:
-        """Whether the step stands for global batches of so many rows."""
         return all(guard.holds(rows) for guard in self.guards)
 
     def undivided(self, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
@@ -92,7 +90,6 @@ class Step:
 
     @property
     def opaque(self) -> bool:
-        """Whether the step has no graph and runs as the user's module."""
         return self.graph is None
 
 
@@ -111,7 +108,6 @@ def guards_of(program: torch.export.ExportedProgram) -> tuple[Guard, ...]:
 
 
 def _shapes(program: torch.export.ExportedProgram) -> Any:
-    """The shape environment of the program's fake tensors; None where no size is a symbol."""
     for node in program.graph.nodes:
         for _, tensor in meta.tensors(node):
             env = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)

@@ -12,7 +12,7 @@ from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
-from synchromesh.trace.partition.crossings import deliveries
+from synchromesh.trace.partition.local import deliveries
 from synchromesh.trace.partition.partition import Partition, partition
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan

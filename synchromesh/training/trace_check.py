@@ -16,8 +16,7 @@ from synchromesh.checkpoint.model_state import checksum
 from synchromesh.engine.groups import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import opaque
-from synchromesh.trace.capture.comparison import compare
-from synchromesh.trace.capture.state_changes import changes
+from synchromesh.trace.capture.comparison import changes, compare
 from synchromesh.trace.step import Step, at_least
 from synchromesh.training.active_plan import Loss, Options
 from synchromesh.values.size import readable

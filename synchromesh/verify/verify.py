@@ -14,9 +14,8 @@ from synchromesh.engine.batches import checksum, to_device
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.capture.carry import joined
 from synchromesh.trace.capture.export import BATCHED, REMEDY, products
-from synchromesh.trace.partition.crossings import exchange_of
 from synchromesh.trace.partition.explain import explain
-from synchromesh.trace.partition.local import Input, LocalComponent, Partition
+from synchromesh.trace.partition.local import Input, LocalComponent, Partition, exchange_of
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message

@@ -13,14 +13,13 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor leaf of the batch: its name, and whether its dim 0 is rows."""
+    """A tensor leaf of the batch; its dim 0 is rows, but 0-d tensors are common to all of them."""
 
     name: str
     tensor: Tensor
 
     @property
     def has_rows(self) -> bool:
-        """Whether dim 0 is rows; a 0-d tensor is common to all of them."""
         return self.tensor.dim() > 0
 
 
@@ -78,14 +77,11 @@ def rows_of(batch: Any) -> int:
 
 
 def map_rows(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """`batch` with `change(x)` for every leaf that has rows."""
     return pytree.tree_map(lambda x: change(x) if isinstance(x, Tensor) and x.dim() else x, batch)
 
 
 def example(batch: Any, count: int | None = None) -> Any:
-    """`batch` with `count` rows, which repeat where it has fewer.
-
-    Where no number is given it is one that no other dimension has (even, at least 6)."""
+    """`batch` with `count` rows, which repeat; else as many as no other dim has (even, from 6)."""
     rows = rows_of(batch)
     taken = {n for leaf in leaves(batch) for n in leaf.tensor.shape[1:]}
     count = count or next(n for n in range(6, 6 + 2 * len(taken) + 2, 2) if n not in taken)
@@ -99,19 +95,16 @@ def example(batch: Any, count: int | None = None) -> Any:
 
 
 def take(batch: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a batch; leaves without rows stay."""
     return map_rows(batch, lambda x: x[start:stop])
 
 
 def take_parts(batch: Any, parts: Sequence[tuple[int, int]]) -> Any:
-    """Rows [start, stop) of each part, one after the other."""
     if len(parts) == 1:
         return take(batch, *parts[0])
     return map_rows(batch, lambda x: torch.cat([x[start:stop] for start, stop in parts]))
 
 
 def copy_of(batch: Any) -> Any:
-    """The batch with tensors of its own, for a model that changes what it is given."""
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
 
 
@@ -127,8 +120,7 @@ def autocast_for(batch: Any, dtype: torch.dtype | None) -> AbstractContextManage
 
 
 def row_count(batch: Any) -> int:
-    """Rows of a global batch or of a rank's part of one, which may be none; ValueError where its
-    tensors disagree."""
+    """Rows of a batch or of a rank's part, maybe none; ValueError where its tensors disagree."""
     given = pytree.tree_leaves(batch)
     if any(map(undivided, given)):
         leaves(batch)  # says which

@@ -33,22 +33,13 @@ __all__ = ["compare", "run", "signature", "trace"]
 
 
 def trace(
-    model: nn.Module,
-    function: Function,
-    batch: Any,
-    *,
-    training: bool,
-    cuts: Sequence[str] = (),
-    autocast: torch.dtype | None = None,
-    rows: int | None = None,
-    numbers: Numbers = (),
-) -> Step:
-    """The step of `function(model, batch)`: a scalar, a pair (sum, weight), or named scalars.
-
-    In the modes that the modules have (`modes.training_modes`), or in evaluation mode. rows: with
-    how many it is traced, where it depends on their number. numbers: as of `export`. A model that
-    cannot be traced gives an opaque Step whose `reason` says why. ValueError for a bad batch or
-    for `cuts` that name no module."""
+    model: nn.Module, function: Function, batch: Any, *, training: bool, cuts: Sequence[str] = (),
+    autocast: torch.dtype | None = None, rows: int | None = None, numbers: Numbers = (),
+) -> Step:  # fmt: skip
+    """The step of `function(model, batch)`: a scalar, a pair (sum, weight), or named scalars. In
+    the modes that the modules have (`training_modes`), or in evaluation mode. rows: with how many
+    it is traced, where it depends on their number. numbers: as of `export`. A model that cannot be
+    traced gives an opaque Step with a `reason`. ValueError for a bad batch or unknown `cuts`."""
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise ValueError(f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}")
     modules = component_modules(model, cuts)
@@ -96,7 +87,6 @@ def captured(
 
 
 def constants_of(graph: Graph | None) -> set[str]:
-    """Names of the constants that a graph reads."""
     return set() if graph is None else set(map(meta.name, meta.placeholders(graph, "constant")))
 
 
@@ -120,21 +110,16 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
         return Parameter(name, tuple(tensor.shape), dtype, tensor.requires_grad, buffer)
 
     component = Component(
-        "model",
-        tuple(describe(n, p) for n, p in model.named_parameters()),
-        tuple(describe(n, b) for n, b in model.named_buffers()),
-        structure="opaque",
-        opaque=True,
-    )
+        "model", tuple(describe(n, p) for n, p in model.named_parameters()),
+        tuple(describe(n, b) for n, b in model.named_buffers()), structure="opaque", opaque=True,
+    )  # fmt: skip
     names = tuple(leaf.name for leaf in leaves(batch))
     doubt = "the model runs untraced, and nothing is seen of its loss"
     return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason, doubt=doubt)
 
 
 def signature(batch: Any) -> Hashable:
-    """What a trace depends on: structure, types, shapes but for rows, non-tensor leaves.
-
-    Lists count as tuples: collate functions make the one where examples are the other."""
+    """What a trace depends on: structure (lists as tuples), types, shapes but for rows."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
         given, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
     else:
@@ -153,7 +138,6 @@ def _flat(count: int) -> str:
 
 
 def as_tuples(batch: Any) -> Any:
-    """`batch` with a tuple in place of every list."""
     if isinstance(batch, (list, tuple)) and type(batch) in (list, tuple):
         return tuple(as_tuples(item) for item in batch)
     if type(batch) is dict:

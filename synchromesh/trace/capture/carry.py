@@ -22,13 +22,11 @@ Start = Callable[[int], Any]  # rows of a batch -> the carry at the beginning of
 @dataclass(frozen=True)
 class Carrying:
     """A loss or metric with a carry, as a function of a model and a batch joined with the carry.
-
     BadOutput where it returns no carry like the one that it was given."""
 
     function: Callable[..., Any]
 
     def __call__(self, model: Any, joined: Any) -> WithCarry:
-        """What the function returned."""
         returned = self.function(model, joined["batch"], joined["carry"])
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             kind = "a tensor" if isinstance(returned, Tensor) else type(returned).__name__
@@ -71,18 +69,15 @@ def carry_leaves(carry: Any) -> dict[str, Tensor]:
 
 
 def with_leaves(carry: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A carry like `carry` of these leaves, in their order."""
     return pytree.tree_unflatten(list(tensors.values()), pytree.tree_structure(carry))
 
 
 def join(batch: Any, carry: Any) -> Any:
-    """A batch with a carry as further leaves."""
     return {"batch": batch, "carry": carry}
 
 
 def joined(function: Any, batch: Any, start: Start | None) -> tuple[Any, Any]:
-    """A loss and an example batch as they are traced: with the carry at the beginning of streams,
-    where there is a carry."""
+    """A loss and an example batch as they are traced: with the carry, if any, as streams begin."""
     if start is None:
         return function, batch
     return Carrying(function), join(batch, started(start, row_count(batch)))

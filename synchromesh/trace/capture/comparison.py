@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from synchromesh.trace.step import Step
 
-from .batch import autocast_for, copy_of, example
+from .batch import autocast_for, copy_of, example, take
 from .export import Function, line_and_reason, own_fault, quiet
 from .gradients import (
     OwnLeaves,
@@ -24,23 +24,21 @@ from .gradients import (
     tolerance,
     without_dropout,
 )
-from .model_snapshot import Attributes, preserved, untraced
+from .known_values import digest
+from .model_snapshot import (
+    CONTAINER_LIMITS,
+    CONTAINERS,
+    Attributes,
+    attributes_of,
+    items_of,
+    preserved,
+    untraced,
+)
 from .outputs import BadOutput, carried, flat_outputs
 from .run import run
-from .state_changes import close, counter
 
+Tensors = Mapping[str, Tensor]
 REMEDY = "it trains unchanged as one component under the plan 'data'"
-
-
-@dataclass(frozen=True)
-class SampleSizes:
-    """With how many rows a trace is compared with its model. Chosen, not measured."""
-
-    first: int = 4  # of the smallest numbers of rows that the step takes, how many are tried
-    range: int = 63  # rows: how far such numbers, and an odd one above them, are looked for
-
-
-SAMPLES = SampleSizes()
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class Comparison:
 
 @dataclass
 class Outcome:
-    """What steps of a model gave: outputs, carry and gradients of each, and what it keeps after
-    them."""
+    """What steps of a model gave, each, and what it keeps after them."""
 
     outputs: list[Sequence[Tensor]]
     carry: list[dict[str, Tensor]]
@@ -66,15 +63,11 @@ class Outcome:
 
 @quiet()
 def compare(
-    model: nn.Module,
-    function: Function,
-    batch: Any,
-    step: Step,
+    model: nn.Module, function: Function, batch: Any, step: Step,
     autocast: torch.dtype | None = None,
-) -> Comparison:
-    """Whether model and trace agree. Dropout is off in both; the model is left as it was.
-
-    A model on the meta device cannot be compared: its trace counts as right."""
+) -> Comparison:  # fmt: skip
+    """Whether model and trace agree. Dropout is off in both; the model is left as it was. A model
+    on the meta device cannot be compared: its trace counts as right."""
     tensors = (*model.parameters(), *model.buffers())
     if step.opaque or any(t.is_meta for t in tensors):
         return Comparison()
@@ -105,7 +98,6 @@ def _fault(
     eager: "Outcome", model: nn.Module, step: Step, samples: Sequence[Any],
     autocast: torch.dtype | None,
 ) -> str | None:  # fmt: skip
-    """A sentence where the trace gives something else than the model on these samples."""
     try:
         return difference(eager, model, step, samples, autocast)
     except Exception as error:
@@ -120,24 +112,21 @@ def _fault_of_ours(error: Exception) -> str:
     )
 
 
-def _smallest(step: Step) -> list[int]:
-    """Numbers of rows to begin with, the smallest first."""
-    return [n for n in range(1, 1 + SAMPLES.range) if step.takes(n)][: SAMPLES.first]
+def _smallest(step: Step, count: int = 4, most: int = 63) -> list[int]:
+    """Numbers of rows with which they are compared: so many, up to `most` (chosen)."""
+    return [n for n in range(1, 1 + most) if step.takes(n)][:count]
 
 
-def _odd_after(first: int, step: Step) -> int:
+def _odd_after(first: int, step: Step, reach: int = 63) -> int:
     """An odd number of rows above `first`, an even one where the step takes no odd ones."""
-    more = [n for n in range(first + 1, first + 1 + SAMPLES.range) if step.takes(n)]
+    more = [n for n in range(first + 1, first + 1 + reach) if step.takes(n)]
     return next((n for n in more if n % 2), more[0] if more else first)
 
 
 def _eager(
-    model: nn.Module,
-    function: Function,
-    samples: Sequence[Any],
-    autocast: torch.dtype | None,
+    model: nn.Module, function: Function, samples: Sequence[Any], autocast: torch.dtype | None,
     read: Container[str],
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """read: the constants of the trace, among which an attribute is state."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     outcome = Outcome([], [], [], {})
@@ -173,21 +162,19 @@ def difference(
     without_chance = deterministic(step)
     limit = 0.0
     with preserved(model), torch.enable_grad():
-        leaves = {
-            n: p.detach().requires_grad_(p.requires_grad) for n, p in model.named_parameters()
-        }
+        own = dict(model.named_parameters())
+        leaves = {n: p.detach().requires_grad_(p.requires_grad) for n, p in own.items()}
         trained = {n: p for n, p in leaves.items() if p.requires_grad}
         for sample, outputs, carry in zip(samples, eager.outputs, eager.carry, strict=True):
             made = run(without_chance, model, sample, parameters=leaves)
             traced, states = made[: len(step.outputs)], made[len(step.outputs) :]
             of_trace, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
             limit = tolerance(outputs[0].dtype, expected, autocast)
-            fault = (
+            if fault := (
                 differing_loss(outputs, traced, limit)
                 or differing_carry(carry, states, limit)
                 or differing_gradient(expected, of_trace, limit, eager.cause)
-            )
-            if fault:
+            ):
                 return fault
             del of_trace, expected
         now = dict(model.named_buffers())
@@ -202,20 +189,14 @@ def difference(
     return None
 
 
-def differing_carry(
-    carry: Mapping[str, Tensor], traced: Sequence[Tensor], limit: float
-) -> str | None:
-    """A sentence about the first leaf of the carry that is not as the model's."""
+def differing_carry(carry: Tensors, traced: Sequence[Tensor], limit: float) -> str | None:
     for (name, state), x in zip(carry.items(), traced, strict=True):
         if not close(x.detach(), state, limit):
             return f"{name} of the model and of its trace differ; {REMEDY}"
     return None
 
 
-def differing_gradient(
-    expected: Mapping[str, Tensor], traced: Mapping[str, Tensor], limit: float, cause: str
-) -> str | None:
-    """A sentence about the first gradient that is not as the model's."""
+def differing_gradient(expected: Tensors, traced: Tensors, limit: float, cause: str) -> str | None:
     gap = first_gap(expected, traced, limit)
     if gap is None:
         return None
@@ -226,16 +207,101 @@ def differing_gradient(
     )
 
 
-def differing_loss(
-    outputs: Sequence[Tensor], traced: Sequence[Tensor], limit: float
-) -> str | None:
+def differing_loss(model: Sequence[Tensor], trace: Sequence[Tensor], limit: float) -> str | None:
     """A sentence where the losses differ by more than `limit` of them."""
-    expected, of_trace = float(mean(outputs)), float(mean(traced))
+    expected, of_trace = float(mean(model)), float(mean(trace))
     gap = abs(of_trace - expected) / (abs(expected) or 1.0)
     if gap <= limit or expected == of_trace or (expected != expected and of_trace != of_trace):
         return None
     return (
-        f"the loss of the model and of its trace differ (by {gap:.1e} of it): the model "
-        "draws random numbers outside of torch, or keeps state from call to call; "
-        f"{REMEDY}"
+        f"the loss of the model and of its trace differ (by {gap:.1e} of it): the model draws "
+        f"random numbers outside of torch, or keeps state from call to call; {REMEDY}"
     )
+
+
+# -- what a step of a model, as it is, changes of the state that the model keeps -----------
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a step changes of the model's parameters, buffers and attributes, by name: `fed` by the
+    values of its rows, `free` whatever they are. outputs: the names of what its loss gives."""
+
+    free: tuple[str, ...] = ()
+    fed: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+@quiet()
+def changes(
+    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None = None
+) -> Changes:
+    """What a step changes, from steps on blocks of rows that all begin in the same state."""
+    blocks = (0, 3), (3, 5), (2, 6)  # they differ in their rows and in how many there are
+    largest = example(batch, blocks[-1][1])
+    states: list[dict[str, Any]] = []
+    changed: set[str] = set()
+    for start, stop in blocks:
+        sample = take(largest, start, stop)
+        with preserved(model) as writes, torch.no_grad(), without_dropout(model):
+            before = state_of(model)
+            try:
+                with autocast_for(sample, autocast):
+                    outputs, _ = flat_outputs(function(model, copy_of(sample)))
+            except Exception:  # it does not take so few rows: nothing is known
+                return Changes()
+            after = state_of(model)
+            parameters = dict(model.named_parameters())
+            written = writes.written()
+            after |= {n: parameters[n].detach().clone() for n in written}
+        changed |= {n for n in after if n in written or not same(before.get(n), after[n])}
+        states.append(after)
+    first, *others = states
+    fed = {n for n in changed if not all(same(first.get(n), s.get(n)) for s in others)}
+    return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)), outputs)
+
+
+def counter(model: nn.Module, function: Function, sample: Any) -> str | None:
+    """An attribute that another step of the same rows changes: a counter, no note of the rows."""
+    tensors = {n for n, table, key in attributes_of(model) if isinstance(table[key], Tensor)}
+    before = state_of(model)
+    with torch.no_grad(), without_dropout(model):
+        function(model, sample)
+    after = state_of(model)
+    changed = (n for n in after if n not in tensors and n in before and before[n] != after[n])
+    return next(changed, None)
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Buffers, and attributes that hold tensors or numbers, with copies of their values."""
+    state: dict[str, Any] = {}
+    for name, table, key in attributes_of(model):
+        value = table[key]
+        state[name] = value.detach().clone() if isinstance(value, Tensor) else content(value)
+    return state
+
+
+def content(value: Any, depth: int = CONTAINER_LIMITS.depth) -> Any:
+    """What a container holds of numbers and tensors, to be compared with what it holds later."""
+    if isinstance(value, Tensor):
+        return None if value.is_meta else (tuple(value.shape), digest(value))
+    if isinstance(value, CONTAINERS) and depth:
+        return tuple((str(key), content(item, depth - 1)) for key, item in items_of(value))
+    return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def close(a: Tensor, b: Tensor, limit: float, scale: float = 1.0) -> bool:
+    """Whether two tensors are equal but for rounding, by `limit` of entries or of `scale`."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return bool(torch.equal(a, b))
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    return bool(torch.allclose(a, b, rtol=limit, atol=limit * scale, equal_nan=True))
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return close(a, b, 0.0)
+    return type(a) is type(b) and bool(a == b)

@@ -41,7 +41,6 @@ def component_modules(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[Compo
 
 
 def root_name(model: nn.Module) -> str:
-    """Name of the one component of a model without parts: its class in lower case."""
     return type(model).__name__.lower()
 
 
@@ -84,7 +83,7 @@ def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule
             yield from visit_container(child, name)
         elif holds_block(child):
             yield from visit(child, name)
-        elif is_block(child):
+        elif sum(not is_norm(m) for _, m in inner_children(child, "")) >= 2:  # a block
             for part, inner in inner_children(child, name):
                 yield component_module(part, inner, name)
         else:
@@ -93,20 +92,17 @@ def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule
 
 
 def component_module(path: str, module: nn.Module, group: str | None) -> ComponentModule:
-    """The module as a component, or as a norm that joins another."""
     batch_norm = is_norm(module) and "BatchNorm" in type(module).__name__
     return ComponentModule(path, is_norm(module), batch_norm, group)
 
 
 def children(module: nn.Module, path: str) -> Iterator[Child]:
-    """Direct children that hold parameters."""
     for name, child in module._modules.items():
         if child is not None and any(True for _ in child.parameters()):
             yield f"{path}.{name}" if path else name, child
 
 
 def inner_children(module: nn.Module, path: str) -> Iterator[Child]:
-    """Direct children that hold parameters, looking through lists."""
     for name, child in children(module, path):
         if isinstance(child, LISTS):
             yield from inner_children(child, name)
@@ -121,15 +117,7 @@ def is_container(module: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module is a norm of any kind, by the name of its class."""
     return "Norm" in type(module).__name__
-
-
-def is_block(module: nn.Module) -> bool:
-    """Whether a child of a container is cut into its parts (if no block is inside)."""
-    if isinstance(module, LISTS):
-        return False
-    return sum(not is_norm(m) for _, m in inner_children(module, "")) >= 2
 
 
 def is_layer(module: nn.Module) -> bool:

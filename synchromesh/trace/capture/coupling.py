@@ -30,10 +30,8 @@ class Coupling:
 
 
 def coupling(graph: Graph, doubt: str = "") -> Coupling:
-    """What couples rows in the graph of a step, which is grouped by component.
-
-    doubt: why the loss is not seen to treat rows apart, if it is not; then the last component,
-    which makes the loss, is one of those that need all rows."""
+    """What couples rows in the graph of a step, which is grouped by component. doubt: why the loss
+    is not seen to treat rows apart, if so; then the last component needs all rows."""
     operators = dict(coupling_operators(graph))
     if not operators and not doubt:
         return Coupling()
@@ -56,10 +54,9 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
 
 
 def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Every operator that couples rows, and a clause that names it and the user's line.
-
-    These are operators that make values of rows x rows, that work along the rows, or that join
-    rows with a value that rows were reduced to. A loss's own mean, or sum / weight, joins none."""
+    """Every operator that couples rows, and a clause that names it and the user's line. These are
+    operators that make values of rows x rows, that work along the rows, or that join rows with a
+    value that rows were reduced to. A loss's own mean, or sum / weight, joins none."""
     live, of_rows = living(graph), dependent_on_rows(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
@@ -76,17 +73,15 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
 
 
 def why_coupled(node: Node, joins: bool) -> str:
-    """The clause for a node, empty where it couples no rows. joins: whether it reads or makes
-    rows, and reads a value that rows were reduced to."""
+    """The clause for a node, or "". joins: whether rows meet a value that rows were reduced to."""
     if rows_twice(node):
         return f"{described(node)} makes a value of rows x rows"
     if meta.coupling(node):
         return meta.coupling(node)
-    if scales_by_frequency(node):
-        return (
-            f"{described(node)} scales gradients by how often the batch has an entry "
-            "(scale_grad_by_freq)"
-        )
+    # a rank that sees a part of the batch counts other numbers
+    if short_name(node) in TABLES and all_arguments(node)["scale_grad_by_freq"]:
+        why = "scales gradients by how often the batch has an entry (scale_grad_by_freq)"
+        return f"{described(node)} {why}"
     if joins and not meta.grouped(node):
         return f"{described(node)} joins rows with a value that rows were reduced to"
     return ""
@@ -104,17 +99,7 @@ def rows_twice(node: Node) -> bool:
     return any(sum(isinstance(n, torch.SymInt) for n in shape) > 1 for shape in shapes)
 
 
-def scales_by_frequency(node: Node) -> bool:
-    """Whether gradients depend on how often the batch reads a row of a table: a rank that sees a
-    part of the batch counts other numbers."""
-    return short_name(node) in TABLES and bool(all_arguments(node)["scale_grad_by_freq"])
-
-
-# -- what depends on the rows ------------------------------------------------------------
-
-
 def normalises_batch(node: Node) -> bool:
-    """Whether the node normalises rows by the statistics of all of them."""
     return short_name(node) == "batch_norm" and bool(node.args[5])
 
 

@@ -79,8 +79,7 @@ class ForwardRecord:
 
 
 class StepModule(nn.Module):
-    """The training step as one module: forward(batch) is a flat tuple of 0-d tensors, and of the
-    carry's leaves."""
+    """The training step as one module: of a batch a flat tuple of outputs and carry leaves."""
 
     def __init__(
         self, model: nn.Module, function: Function, autocast: torch.dtype | None,
@@ -118,27 +117,20 @@ class StepModule(nn.Module):
 
 
 def export(
-    model: nn.Module,
-    function: Function,
-    batch: Any,
-    autocast: torch.dtype | None,
-    rows: int | None = None,
-    numbers: Numbers = (),
-) -> Export:
+    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None,
+    rows: int | None = None, numbers: Numbers = (),
+) -> Export:  # fmt: skip
     """Export with symbolic rows; raises Untraceable with a sentence that names the user's line.
-
     rows: with how many it is traced, where the model asks for their number. numbers: what it reads
     that the trace is to read from 0-d tensors, which are among its constants."""
     reads = Reads(model, function)
     run_once(model, function, batch, autocast)
     sample = example(batch, rows)
     names = tuple(leaf.name for leaf in leaves(sample))
-    module = StepModule(model, function, autocast, numbers)
-    fixed: list[tuple[str, str]] = []
-    watching = watched(fixed)
+    module, fixed = StepModule(model, function, autocast, numbers), list[tuple[str, str]]()
     with (
-        restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths(), watching,
-        reads.noted(),
+        restored(model), faked(model, sample) as sample, quiet(), symbolic_lengths(),
+        watched(fixed), reads.noted(),
     ):  # fmt: skip
         try:
             program = export_with(module, sample, torch.export.Dim("rows"))
@@ -156,9 +148,7 @@ def export(
             "buffer and change it in place (add_, copy_), or train the model as it is under the "
             "plan 'data'"
         )
-    record = module.record
-    guards = guards_of(program)
-    at = next(iter(fixed), ())
+    record, guards, at = module.record, guards_of(program), next(iter(fixed), ())
     given = {read.place for read, _ in numbers}
     read = tuple(r for r in reads.unchanged() if r.place not in given)
     return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, read)
@@ -176,8 +166,7 @@ def constants_of(program: torch.export.ExportedProgram) -> set[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's logs and warnings about attempts that may fail: our own messages report
-    what matters of them."""
+    """Without torch's logs and warnings about attempts that may fail: our messages report them."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -257,21 +246,17 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
         return
     there = (x.tensor.device for x in leaves(sample) if not x.tensor.is_meta)
     device = next(there, torch.device("cpu"))
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes: dict[int, Tensor] = {}  # one for all the names of a shared tensor
-    with mode:
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
         for table, name, tensor in replaced:
             fake = torch.empty_like(tensor, device=device)
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
             table[name] = fakes.setdefault(id(tensor), fake)
 
-        def fake_leaf(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor):
-                return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
-            return leaf
-
-        sample = pytree.tree_map(fake_leaf, sample)
+        sample = pytree.tree_map_only(
+            Tensor, lambda x: torch.empty(x.shape, dtype=x.dtype, device=device), sample
+        )
     try:
         yield sample
     finally:
@@ -280,7 +265,6 @@ def faked(model: nn.Module, sample: Any) -> Iterator[Any]:
 
 
 def meta_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """The parameters and buffers on the meta device: (table, name, tensor)."""
     for module in model.modules():
         tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers
         for table in tables:
@@ -289,26 +273,21 @@ def meta_tensors(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor
                     yield table, name, tensor
 
 
-def run_once(
-    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None
-) -> None:
+def run_once(model: nn.Module, function: Function, batch: Any, cast: torch.dtype | None) -> None:
     """Runs the model as it is, so that its code finds in its caches, outside of the model too,
     tensors of its own and leaves none of the trace's there: on two rows, or as it is traced."""
     for rows in (2, None):
-        if not own_fault(model, function, example(batch, rows), autocast):
+        if not own_fault(model, function, example(batch, rows), cast):
             return
 
 
-def own_fault(
-    model: nn.Module, function: Function, sample: Any, autocast: torch.dtype | None
-) -> str:
-    """A sentence where the model does not run outside of a trace either, in its modes of now;
-    empty where it does, or has no tensors to run with."""
+def own_fault(model: nn.Module, function: Function, sample: Any, cast: torch.dtype | None) -> str:
+    """A sentence where the model does not run outside of a trace either; empty where it does."""
     if any(map(is_fake, (*model.parameters(), *model.buffers()))):
         return ""
     training = any(module.training for module in model.modules())
     try:
-        with preserved(model, training), torch.no_grad(), autocast_for(sample, autocast):
+        with preserved(model, training), torch.no_grad(), autocast_for(sample, cast):
             function(model, copy_of(sample))
     except Exception as error:
         where, code, why = line_and_reason(error)
@@ -335,8 +314,7 @@ def sentence(error: BaseException) -> str:
 
 
 def products(error: BaseException | None) -> str:
-    """The setting of the experts in which `error` was raised; empty where it was not in any, or
-    in some that have no setting."""
+    """The setting of the experts in which `error` was raised; empty if in none that has one."""
     if error is None:
         return ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -353,20 +331,17 @@ def line_and_reason(error: BaseException) -> tuple[str, str, str]:
     return (*user_line(error), why)
 
 
-def user_line(error: BaseException) -> tuple[str, str]:
+def user_line(error: BaseException | None) -> tuple[str, str]:
     """file:line and source of the deepest frame outside of torch and of this package."""
-    best: tuple[str, str] = ("the model", "")
-    seen: BaseException | None = error
+    best, seen = ("the model", ""), error
     while seen is not None:
-        for frame in own_frame(traceback.extract_tb(seen.__traceback__)):
-            best = frame
+        (best,) = own_frame(traceback.extract_tb(seen.__traceback__)) or [best]
         seen = seen.__cause__ or seen.__context__
     return best
 
 
 def own_frame(frames: Sequence[traceback.FrameSummary]) -> list[tuple[str, str]]:
-    """file:line and source of the deepest of `frames` outside of torch and of this package, if
-    there is one."""
+    """file:line and source of the deepest frame outside of torch and of this package, if any."""
     for frame in reversed(frames):
         file = frame.filename
         if not file.startswith((TORCH, HERE, "<")) and "contextlib" not in file:

@@ -23,16 +23,13 @@ aten = torch.ops.aten
 
 
 class Storage:
-    """The cells that may share memory.
-
-    fresh: memory of a tensor that the code makes anew in every call (`torch.tensor(2.0)`)."""
+    """The cells that may share memory. fresh: made anew in every call (`torch.tensor(2.0)`)."""
 
     def __init__(self) -> None:
         self.cells: list[Cell] = []
         self.fresh = False
 
     def placeholders(self) -> list[Node]:
-        """Those whose memory it is."""
         return [c.node for c in self.cells if c.node.op == "placeholder"]
 
 
@@ -50,7 +47,6 @@ class Cell:
         self.storage.cells.append(self)
 
     def share(self, other: "Cell") -> None:
-        """Joins the storage of another cell."""
         self.storage.cells.remove(self)
         self.storage = other.storage
         self.storage.cells.append(self)
@@ -65,9 +61,7 @@ def cell_of(node: Any, env: Environment) -> Cell | None:
 
 
 class FlatGraph:
-    """Writes nodes with their entries in `meta`, and the casts that autocast makes.
-
-    autocast: the region that nodes are written in now."""
+    """Writes nodes with their `meta`, and autocast's casts. autocast: the region now."""
 
     def __init__(self, trainable: Mapping[str, bool]) -> None:
         self.graph = Graph()
@@ -88,9 +82,7 @@ class FlatGraph:
     def emit(
         self, old: Node, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any = None
     ) -> Node:
-        """A node that stands for the exported node `old`, its inputs cast as autocast wants.
-
-        val: what it makes, where that is not what `old` makes."""
+        """A node for the exported node `old`, cast as autocast wants. val: if another."""
         owner = exported_owner(old)
         if self.autocast is not None and isinstance(target, torch._ops.OpOverload):
             key = (self.autocast, target, len(args), *kwargs)
@@ -123,7 +115,6 @@ class FlatGraph:
         return made
 
     def detach(self, node: Any) -> Any:
-        """The node without gradient."""
         if not isinstance(node, Node) or not meta.differentiable(node):
             return node
         detached = self.graph.call_function(aten.detach.default, (node,))
@@ -170,7 +161,6 @@ class Sizes:
         return self.of(expression(size))
 
     def of(self, expr: Any) -> Int:
-        """The integer, or the node that computes it."""
         if expr.is_Integer:
             return int(expr)
         if expr not in self.made:
@@ -200,7 +190,6 @@ class Sizes:
         return result
 
     def node(self, target: Callable[..., Any], *args: Int) -> Node:
-        """A node at the end of the graph that computes an integer."""
         made = self.graph.call_function(target, args)
         meta.describe(made, None, (), False)
         return made
@@ -223,16 +212,13 @@ def casts(
     region: Autocast, target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]
 ) -> torch.dtype | None:
     """The type to which the floating inputs of `target` are to be cast, None for no cast.
-
     Autocast's lists of operators differ between devices and versions, so the operator is run on
     fake tensors: all inputs in float32 give the lower precision (as linear does), or all in the
     lower precision give float32 (as cross-entropy does)."""
     with FakeTensorMode():
         vals = map_arg((args, dict(kwargs)), stand_in)
-    tensors = [
-        v for v in pytree.tree_leaves(vals) if isinstance(v, Tensor) and v.dtype in CASTABLE
-    ]
-    if not tensors or target._schema.name in ("aten::to", "aten::_to_copy"):
+    given = [v for v in pytree.tree_leaves(vals) if isinstance(v, Tensor) and v.dtype in CASTABLE]
+    if not given or target._schema.name in ("aten::to", "aten::_to_copy"):
         return None
     if result_type(region, target, vals, torch.float32) == region.dtype:
         return region.dtype

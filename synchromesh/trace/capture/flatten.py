@@ -12,17 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import (
-    is_operator,
-    line_of,
-    same_shape,
-    schema,
-    short_name,
-    viewed,
-    writes,
-    written,
-)
 
+from ..nodes import is_operator, line_of, same_shape, schema, short_name, viewed, writes, written
 from .coupling import NORMS
 from .export import Export, Untraceable
 from .flat_graph import Autocast, Cell, Environment, FlatGraph, Sizes, cell_of
@@ -55,17 +46,15 @@ def fixed_rows(size: object, line: tuple[str, ...]) -> str:
     )
 
 
-def flatten(
-    export: Export, model: nn.Module
-) -> tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]:
-    """The flat graph, its constants, and the symbols that stand for the rows in its shapes."""
+Flat = tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]
+
+
+def flatten(export: Export, model: nn.Module) -> Flat:
     return Flattener(export, model).run()
 
 
 class Flattener:
-    """Walks the exported program's graphs and writes the flat one.
-
-    position: of the exported node that is walked, among those of all graphs."""
+    """Walks the exported program's graphs and writes the flat one. position: of all nodes."""
 
     def __init__(self, export: Export, model: nn.Module) -> None:
         self.program = export.program
@@ -79,7 +68,7 @@ class Flattener:
         self.position = 0
         self.no_grad = False
 
-    def run(self) -> tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]:
+    def run(self) -> Flat:
         rows = self.flat.placeholder("rows", "rows", "rows", None)
         env = self.placeholders()
         self.sizes = Sizes(self.flat.graph, rows, self.symbols(rows))
@@ -93,8 +82,6 @@ class Flattener:
             )
         self.flat.graph.output(nodes)
         return self.flat.graph, self.constants, self.sizes.symbols
-
-    # -- placeholders --------------------------------------------------------------------
 
     def placeholders(self) -> Environment:
         """Placeholders by role; one for all the names of a shared tensor."""
@@ -153,8 +140,6 @@ class Flattener:
                 meta.example_rows.set(rows, int(size.node.hint))
         return of_rows
 
-    # -- walking the exported graphs -----------------------------------------------------
-
     def inline(self, module: GraphModule, env: Environment) -> tuple[Any, ...]:
         """Copy a (sub-)graph whose placeholders are in `env`; returns the cells of its outputs."""
         nodes = list(module.graph.nodes)
@@ -162,9 +147,8 @@ class Flattener:
         self.walked += len(nodes)
         for node in nodes:
             if node.op == "output":
-                return tuple(
-                    env.get(a, a) if isinstance(a, Node) else Cell(a) for a in node.args[0]
-                )
+                made = node.args[0]
+                return tuple(env.get(a, a) if isinstance(a, Node) else Cell(a) for a in made)
             if node.op == "call_function":
                 self.position = position[node]
                 env[node] = self.call(node, env)
@@ -231,9 +215,8 @@ class Flattener:
             if not same_shape(val, meta.val(tensor)):
                 sizes = [self.sizes(s) for s in val.shape]
                 args = (source.node, sizes)
-                source = Cell(
-                    self.flat.emit(node, aten.expand.default, args, {}, val), source.storage
-                )
+                expanded = self.flat.emit(node, aten.expand.default, args, {}, val)
+                source = Cell(expanded, source.storage)
             cells.append(source)
         return tuple(cells)
 
@@ -242,8 +225,7 @@ class Flattener:
         return self.flat.emit(node, *call)
 
     def item(self, node: Node, env: Environment) -> Cell:
-        """An entry of what an operator made: those of split and chunk share memory, the results
-        of topk do not."""
+        """An entry of a result: those of split and chunk share memory, those of topk do not."""
         args = self.mapped(node.args, env)
         source = node.args[0] if node.args else None
         val = None  # of selected entries not what it was exported as
@@ -282,10 +264,8 @@ class Flattener:
             )
         graph = env[inner]  # type: ignore[index]
         holders = graph.graph.find_nodes(op="placeholder")
-        inside = {
-            h: env[i] if isinstance(i, Node) else Cell(i)
-            for h, i in zip(holders, inputs, strict=True)
-        }
+        cells = (env[i] if isinstance(i, Node) else Cell(i) for i in inputs)
+        inside = dict(zip(holders, cells, strict=True))
         if kind == "wrap_with_set_grad_enabled":
             outer, self.no_grad = self.no_grad, not enabled
             outputs = self.inline(graph, inside)
@@ -313,8 +293,6 @@ class Flattener:
             cell.storage.fresh = True
             return cell
         return source if changes_nothing(node, name, source.node) else None
-
-    # -- in-place operators --------------------------------------------------------------
 
     def write(self, node: Node, name: str, env: Environment) -> Cell:
         """An in-place operator: an effect on buffers, else a new node for its cell."""
@@ -377,7 +355,6 @@ class Flattener:
 
 
 def buffers_among(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Names of the buffers of the model among nodes."""
     return tuple(meta.name(n) for n in nodes if meta.role(n) == "buffer")
 
 

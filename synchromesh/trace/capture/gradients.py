@@ -22,9 +22,7 @@ REENTRANT = "CheckpointFunction"  # of torch.utils.checkpoint(use_reentrant=True
 def tolerance(
     dtype: torch.dtype, parameters: Mapping[str, Tensor], autocast: torch.dtype | None = None
 ) -> float:
-    """How far two computations of a loss may differ by rounding, relative to their size.
-
-    For the lowest precision among the loss's type, the parameters' and autocast's."""
+    """How far a loss may differ by rounding, relatively: for the lowest precision among these."""
     types = {dtype, *(p.dtype for p in parameters.values()), *([autocast] if autocast else [])}
     if types & {torch.bfloat16, torch.float16}:
         return 2e-2
@@ -81,17 +79,13 @@ def largest_gap(a: Tensor, b: Tensor) -> float:
 def first_gap(
     expected: Mapping[str, Tensor], traced: Mapping[str, Tensor], limit: float
 ) -> tuple[str, float, float] | None:
-    """The first gradient that is further off than `limit` times the largest entry of all: its
-    name, its gap and that entry."""
+    """The first gradient off by more than `limit` times the largest entry: name, gap, entry."""
     largest = max(map(largest_entry, expected.values()), default=0.0)
     for name, gradient in expected.items():
         gap = largest_gap(traced[name], gradient)
         if not gap <= limit * (largest or 1.0):
             return name, gap, largest
     return None
-
-
-# -- why a trace may have other gradients than its model ---------------------------------
 
 
 class OwnLeaves(TorchFunctionMode):
@@ -110,12 +104,10 @@ class OwnLeaves(TorchFunctionMode):
 
 
 def refuse_foreign(loss: Tensor, own: Iterable[Tensor]) -> None:
-    """BadOutput where a backward would reach learnable tensors that are none of `own`: the model's
-    parameters, and leaves that the forward makes."""
+    """BadOutput where a backward would reach learnable tensors that are none of `own`."""
     known = {id(p) for p in own}
     reached = (getattr(node, "variable", None) for node in backward_nodes(loss))
-    foreign = [tuple(t.shape) for t in reached if t is not None and id(t) not in known]
-    if foreign:
+    if foreign := [tuple(t.shape) for t in reached if t is not None and id(t) not in known]:
         raise BadOutput(
             f"the loss has {len(foreign)} learnable parameters of its own (shapes {foreign[:3]}), "
             "which would not be trained: make them part of the model"
@@ -158,9 +150,6 @@ def likely_cause(model: nn.Module, trained: dict[str, nn.Parameter], loss: Tenso
             owner = name or type(model).__name__
             return f": tracing loses the backward hook of the module {owner}"
     return ": a hook on a tensor or a value that changes from call to call may be the reason"
-
-
-# -- without chance, and without batch statistics ----------------------------------------
 
 
 class _NoDropout(TorchFunctionMode):

@@ -1,5 +1,4 @@
-"""Known values: what traced code asks of tensors that neither rows nor parameters enter, and masks
-that are made of constants.
+"""Known values: what traced code asks of tensors without rows and parameters; constant masks.
 
     mask = generate_square_subsequent_mask(length)
     is_causal = bool((mask == causal).all())        <- export knows the mask's shape alone
@@ -21,15 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import (
-    ancestors,
-    is_operator,
-    is_random,
-    memory_of,
-    short_name,
-    writes,
-    written,
-)
+
+from ..nodes import ancestors, is_operator, is_random, memory_of, short_name, writes, written
 
 # functions that make Python's numbers, lists and truths of tensors
 QUESTIONS = {
@@ -41,14 +33,13 @@ QUESTIONS = {
 # operators that keep the order of their first argument, or turn it around
 MONOTONE = {"lt", "le", "gt", "ge", "logical_not", "to", "detach", "any", "all"}
 CALL = "call_function"
+Tensors = Mapping[str, Tensor]
 sdpa = torch.ops.aten.scaled_dot_product_attention.default
 
 
 class KnownValues(TorchFunctionMode):
-    """Answers the questions that a traced forward asks of known tensors.
-
-    buffers: what the model's buffers hold. read: those that an answer depends on, each with the
-    digest of its content."""
+    """Answers the questions that a traced forward asks of known tensors. buffers: what the model's
+    buffers hold. read: those that an answer depends on, each with the digest of its content."""
 
     def __init__(self, model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -89,14 +80,12 @@ class KnownValues(TorchFunctionMode):
         return known
 
     def _buffer_names(self, tracer: Any) -> dict[Node, str]:
-        """Names of the model's buffers, by their nodes in the trace."""
         slots = ((n, get_proxy_slot(b, tracer, None)) for n, b in self.model.named_buffers())
         return {slot.proxy.node: name for name, slot in slots if slot is not None}
 
     def _inputs(
         self, needed: set[Node], names: Mapping[Node, str], root: nn.Module | None
     ) -> dict[Node, Tensor] | None:
-        """What buffers and constants hold; None where other inputs of the trace are needed."""
         inputs: dict[Node, Tensor] = {}
         for node in needed:
             held = self.buffers.get(names.get(node, ""))
@@ -110,15 +99,12 @@ class KnownValues(TorchFunctionMode):
 
 
 def copies(tensors: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
-    """Tensors that a computation may change in place."""
     return {node: x.clone() for node, x in tensors.items()}
 
 
-def computed(
-    target: Node, needed: set[Node], inputs: Mapping[Node, Any], draw: float = 0.0
-) -> Any:
+def computed(target: Node, needed: set[Node], given: Mapping[Node, Any], draw: float = 0.0) -> Any:
     """The value of a node, where every random number is `draw`. needed: what it is computed of."""
-    values = dict(inputs)
+    values = dict(given)
     for node in target.graph.nodes:
         if node in needed and node.op == CALL:
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -130,7 +116,7 @@ def computed(
 
 def bounded(needed: set[Node]) -> bool:
     """Whether no number is drawn, or one between 0 and 1 that is compared with others: where both
-    ends give the same answer, so does all between (layers that are dropped with probability 0)."""
+    ends give the same answer, so does all between (layers dropped with probability 0)."""
     random = [n for n in needed if n.op == CALL and is_random(n)]
     if not random:
         return True
@@ -148,7 +134,6 @@ def bounded(needed: set[Node]) -> bool:
 
 @contextmanager
 def outside_the_trace() -> Iterator[None]:
-    """Inside, operators run as they do outside of a trace, on real tensors."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
@@ -168,11 +153,8 @@ def history(target: Node) -> set[Node]:
 # -- masks: attention without one, or causal, is faster than with one that says so --------
 
 
-def fold_masks(
-    graph: Graph, constants: dict[str, Tensor], buffers: dict[str, Tensor]
-) -> dict[str, str]:
+def fold_masks(graph: Graph, constants: Tensors, buffers: Tensors) -> dict[str, str]:
     """Fold masks made of constants alone: all-true becomes none, lower triangular `is_causal`.
-
     Returns the buffers that such a mask was made of, each with the digest of its content: with
     another content the graph is another one."""
     assumed: dict[str, str] = {}
@@ -187,8 +169,7 @@ def fold_masks(
             cache[mask] = mask_kind(mask, known)
         if cache[mask] == "other":
             continue
-        for name in buffers_behind(mask):
-            assumed[name] = digest(buffers[name])
+        assumed |= {name: digest(buffers[name]) for name in buffers_behind(mask)}
         args[3], args[5] = None, cache[mask] == "causal"
         kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
         args[4] = kwargs.pop("dropout_p", args[4])
@@ -197,7 +178,6 @@ def fold_masks(
 
 
 def buffers_behind(mask: Node) -> set[str]:
-    """Names of the buffers that the mask is computed from."""
     return {meta.name(n) for n in ancestors(mask) if meta.role(n) == "buffer"}
 
 
@@ -261,6 +241,5 @@ def readable(node: Node, known: Mapping[str, Tensor]) -> bool:
     """Whether the placeholder's value is known and stays: a constant, an unchanged buffer."""
     tensor = known.get(meta.name(node))
     unchanged = meta.role(node) == "buffer" and not any(map(meta.effect, node.users))
-    return (
-        (meta.role(node) == "constant" or unchanged) and tensor is not None and not is_fake(tensor)
-    )
+    stays = meta.role(node) == "constant" or unchanged
+    return stays and tensor is not None and not is_fake(tensor)

@@ -19,17 +19,10 @@ import torch
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import (
-    all_arguments,
-    described,
-    has_gradients,
-    number,
-    outputs,
-    short_name,
-)
 from synchromesh.trace.rules.loss import DISTANCES, AtenReduction
 from synchromesh.values.component import Value
 
+from ..nodes import all_arguments, described, has_gradients, number, outputs, short_name
 from .coupling import dependent_on_rows
 
 aten = torch.ops.aten
@@ -56,11 +49,8 @@ class UnknownReduction(Exception):
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a value without rows is: "mean", "sum", "weighted mean" or "constant"; "rows" for one
-    with rows.
-
-    sums: writes the two sums of a weighted mean into the graph. targets: what a row of it weighs
-    where nothing is ignored."""
+    """What a value is: "mean", "sum", "weighted mean", "constant"; "rows" for one with rows. sums:
+    writes the two sums of a weighted mean. targets: a row's weight where nothing is ignored."""
 
     kind: str
     sums: Callable[[], tuple[Node, Node]] | None = None
@@ -77,8 +67,7 @@ class LossReduction:
 
 
 def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> LossReduction:
-    """Reads the annotated graph's loss, its first `count` outputs, and gives it as a pair (sum,
-    weight) where it is a weighted mean. all_rows: see `ReductionAnalysis`."""
+    """Gives the graph's loss, its first `count` outputs, as (sum, weight) if a weighted mean."""
     nodes = outputs(graph)[:count]
     analysis = ReductionAnalysis(graph, all_rows)
     try:
@@ -93,10 +82,8 @@ def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> Lo
 
 class ReductionAnalysis:
     """Finds what the values without rows are; writes the sums of a weighted mean at the graph's
-    insertion point.
-
-    all_rows: a leaf, the number of rows of all blocks of a batch, where there is one. A sum is
-    then written as a mean wherever it meets one: as what it would be over all blocks."""
+    insertion point. all_rows: a leaf, the number of rows of all blocks of a batch, if any. A sum
+    that meets a mean is then written as one: as what it would be over all blocks."""
 
     def __init__(self, graph: Graph, all_rows: Node | None = None) -> None:
         self.graph, self.all_rows = graph, all_rows
@@ -105,7 +92,6 @@ class ReductionAnalysis:
         self.known: dict[Node, Reduction] = {}
 
     def reduction(self, node: Any) -> Reduction:
-        """What a node is, or a plain number."""
         if not isinstance(node, Node):
             return Reduction("constant")
         if node not in self.known:
@@ -246,7 +232,6 @@ class ReductionAnalysis:
         like = meta.value(target)
 
         def each(operator: Any, *args: Any) -> Node:
-            """A value for each target, whose rows lie as the targets' do."""
             made = self.add(node, operator, *args)
             meta.value.set(made, replace(meta.value(made), shape=like.shape, rows=like.rows))
             return made
@@ -260,8 +245,7 @@ class ReductionAnalysis:
         return self.add(node, aten.sum.default, counts, dtype=meta.val(node).dtype)
 
     def through(self, node: Node, place: Any, reduction: Reduction) -> Reduction:
-        """What an operator that is linear in its argument `place` makes of it: of a weighted mean,
-        it works on the numerator alone."""
+        """What a linear operator makes of its argument `place`: of a weighted mean's numerator."""
         before = reduction.sums
         if before is None:
             return Reduction(reduction.kind)
@@ -316,9 +300,8 @@ class ReductionAnalysis:
     def add(self, like: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         """A node of the module and line of `like`, with its fake value."""
         node = self.graph.call_function(target, args, kwargs)
-        vals = torch.fx.node.map_arg(
-            (args, kwargs), lambda n: 1 if n is self.rows else meta.val(n)
-        )
+        given = args, kwargs
+        vals = torch.fx.node.map_arg(given, lambda n: 1 if n is self.rows else meta.val(n))
         with meta.val(like).fake_mode:
             val = target(*vals[0], **vals[1])
         live = has_gradients(val.dtype) and any(map(meta.differentiable, node.all_input_nodes))

@@ -1,5 +1,4 @@
-"""The state that a model keeps from call to call, the modes of its modules, and a way to run it
-without changing any."""
+"""The state that a model keeps from call to call, modes, and a run that does not change any."""
 
 import itertools
 import random
@@ -64,16 +63,14 @@ class Attributes:
 
 
 def untraced(assigned: Mapping[str, bool], read: Container[str]) -> str | None:
-    """The first attribute whose assignment (`Attributes.assigned`) a trace would lose.
-
-    read: tensors that the trace reads. One that is neither read nor a buffer (the last attention
+    """The first attribute whose assignment (`Attributes.assigned`) a trace would lose. read:
+    tensors that the trace reads. One that is neither read nor a buffer (the last attention
     weights, kept for inspection) is no state."""
     return next((n for n, no_buffer in assigned.items() if not no_buffer or n in read), None)
 
 
 def tables_of(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """The dicts that hold what a module keeps: its attributes, those of nn.Module's own among them
-    (children, hooks), and the attributes of objects that it has."""
+    """The dicts that hold what a module keeps, and the attributes of objects that it has."""
     yield vars(module)
     for value in vars(module).values():
         table = value if isinstance(value, dict) else getattr(value, "__dict__", None)
@@ -82,11 +79,9 @@ def tables_of(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
-    """The modes in which a training step runs the modules of a model, in their order.
-
-    Those that the modules have: a frozen batch norm stays in evaluation mode. A model of which no
-    module is in training mode (as loaders of pretrained weights leave it) is trained as `train()`
-    would set it."""
+    """The modes in which a training step runs the modules of a model, in their order: those that
+    they have, so that a frozen batch norm stays in evaluation mode. If none is in training mode,
+    as loaders of pretrained weights leave it, as `train()` would set them."""
     modes = tuple(map(_TRAINING, modules))
     return modes if any(modes) else (True,) * len(modes)
 
@@ -108,8 +103,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Afterwards buffers, attributes and hooks are as before, changed in place or assigned anew,
-    and so is the state of Python's and numpy's random numbers."""
+    """Afterwards buffers, attributes, hooks, Python's and numpy's random state are as before."""
     tables = (table for module in model.modules() for table in tables_of(module))
     references = [(table, dict(table)) for table in {id(t): t for t in tables}.values()]
     saved = [(table, key, copied(table[key])) for _, table, key in attributes_of(model)]
@@ -130,9 +124,8 @@ def restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def preserved(model: nn.Module, training: bool = True) -> Iterator["ParameterWrites"]:
     """Inside, the modes of a training step or of evaluation, and random numbers of a fixed seed;
-    gives the parameters that were written to so far.
-
-    Afterwards everything is as before: `restored`, parameters, modes and random state."""
+    gives the parameters that were written to so far. Afterwards everything is as before:
+    `restored`, parameters, modes and random state."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
     writes = ParameterWrites(model)
@@ -157,7 +150,6 @@ def copied(value: Any, depth: int = CONTAINER_LIMITS.depth) -> tuple[Any, Any]:
 
 
 def items_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The items of a container, each with its key or place."""
     if isinstance(value, (dict, SimpleNamespace)):
         yield from (value if isinstance(value, dict) else vars(value)).items()
     else:
@@ -169,11 +161,8 @@ def written_back(copy: tuple[Any, Any]) -> Any:
     value, content = copy
     if content is None:
         return value
-    if isinstance(value, Tensor):
-        write_tensor(value, *content)
-        return value
-    if isinstance(value, torch.Generator):
-        value.set_state(content)
+    if isinstance(value, Tensor | torch.Generator):
+        write_tensor(value, *content) if isinstance(value, Tensor) else value.set_state(content)
         return value
     items = {key: written_back(item) for key, item in content.items()}
     container = value.__dict__ if isinstance(value, SimpleNamespace) else value
@@ -194,10 +183,8 @@ def write_tensor(tensor: Tensor, data: Tensor, entries: Tensor | None) -> None:
 
 
 class ParameterWrites(TorchDispatchMode):
-    """Notes which parameters operators write to, and keeps their values of before.
-
-    A copy of all parameters would take the memory of another model for what hardly ever happens.
-    """
+    """Notes which parameters operators write to, and keeps their values of before: a copy of all
+    would take the memory of another model for what hardly ever happens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -215,7 +202,6 @@ class ParameterWrites(TorchDispatchMode):
         return [*self.saved, *(n for n in moved if n not in self.saved)]
 
     def undo(self) -> None:
-        """Gives the parameters the memory and the values of before."""
         with torch.no_grad():
             for _, parameter, data in self.data:
                 if parameter.data_ptr() != data.data_ptr():

@@ -1,5 +1,4 @@
-"""The normal form of operators: sizes and types that an operator finds out are written down, and
-those that change nothing are left out.
+"""The normal form of operators: sizes and types are written down, what changes nothing is out.
 
 A rank's block may have one row, and its part of a dim one entry, where the tensor has more."""
 
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from synchromesh.trace import meta
@@ -23,30 +23,21 @@ ASSERTS = {
     "sym_constrain_range_for_size", "_functional_assert_scalar", "_functional_assert_async",
 }  # fmt: skip
 LIFTS = {"lift_fresh_copy", "lift_fresh", "lift"}
-RESIZES = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "expand",
-}  # (input, sizes): -1 becomes the size itself
+RESIZES = {"view", "reshape", "_unsafe_view", "expand"}  # (input, sizes): -1 becomes the size
 SHAPED_AS = {
-    "view_as": aten.view.default,
-    "reshape_as": aten.reshape.default,
-    "expand_as": aten.expand.default,
-    "broadcast_to": aten.expand.default,
-}  # (input, the wanted shape or a tensor that has it)
+    "view_as": aten.view.default, "reshape_as": aten.reshape.default,
+    "expand_as": aten.expand.default, "broadcast_to": aten.expand.default,
+}  # (input, the wanted shape or a tensor that has it)  # fmt: skip
 SPARSE = {"embedding": 4, "embedding_bag": 5}  # the place of `sparse` among the arguments
 OUT_OF_PLACE = {
     **{f"__i{n}__": f"__{n}__" for n in ("and", "or", "xor", "lshift", "rshift")},
     "normal_": "normal_functional",
 }  # where the name is more than the one in place without its underscore
 
-Call = tuple[torch._ops.OpOverload, Any, Any]  # operator, arguments, keyword arguments
+Call = tuple[OpOverload, Any, Any]  # operator, arguments, keyword arguments
 
 
-def settled(
-    target: torch._ops.OpOverload, args: Any, kwargs: Any, val: Tensor, sizes: Sizes
-) -> Call:
+def settled(target: OpOverload, args: Any, kwargs: Any, val: Tensor, sizes: Sizes) -> Call:
     """The operator with what it found out from its operands' sizes and types written down."""
     name = target._schema.name.split("::")[1]
     if name in SHAPED_AS:
@@ -69,9 +60,7 @@ def without(kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {k: v for k, v in kwargs.items() if k not in names}
 
 
-def squeezed_dims(
-    target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]
-) -> list[int]:
+def squeezed_dims(target: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> list[int]:
     """The dims that a squeeze took away when it was traced: of size 1 whatever the rows."""
     shape = meta.val(args[0]).shape
     names = (a.name for a in target._schema.arguments)
@@ -82,8 +71,7 @@ def squeezed_dims(
 
 
 def changes_nothing(node: Node, name: str, source: Node) -> bool:
-    """Whether an exported node repeats its first argument: a cast to the same type, a slice of
-    everything, no dropout."""
+    """Whether it repeats its first argument: a cast to its type, a full slice, no dropout."""
     val, given = meta.val(node), meta.val(source)
     if name == "alias":
         return True
@@ -98,14 +86,13 @@ def changes_nothing(node: Node, name: str, source: Node) -> bool:
     return name in ("slice", "expand") and same_shape(val, given)
 
 
-def out_of_place(node: Node, name: str, line: str) -> torch._ops.OpOverload:
-    """The operator that makes what an in-place operator writes. Untraceable where there is none;
-    line: the user's."""
+def out_of_place(node: Node, name: str, line: str) -> OpOverload:
+    """The operator that makes what an in-place one writes; else Untraceable, at `line`."""
     base = OUT_OF_PLACE.get(name, name.removesuffix("_"))
-    assert isinstance(node.target, torch._ops.OpOverload)
+    assert isinstance(node.target, OpOverload)
     overload = node.target._overloadname
     overload = "p" if (base, overload) == ("bernoulli", "float") else overload
-    target: torch._ops.OpOverload | None = getattr(getattr(aten, base, None), overload, None)
+    target: OpOverload | None = getattr(getattr(aten, base, None), overload, None)
     if target is None or name == base:
         raise Untraceable(
             f"{line} changes a tensor in place ({name}): use an operator that returns a new tensor"
@@ -114,7 +101,7 @@ def out_of_place(node: Node, name: str, line: str) -> torch._ops.OpOverload:
 
 
 def other_defaults(
-    node: Node, target: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]
+    node: Node, target: OpOverload, args: Any, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Defaults of an in-place operator that `target` does not have (`bernoulli_(p=0.5)`)."""
     known = {a.name: a for a in target._schema.arguments}

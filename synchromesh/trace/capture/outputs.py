@@ -8,22 +8,19 @@ from torch import Tensor
 
 
 class BadOutput(ValueError):
-    """The loss is none that can be trained (no 0-d tensors, learnable parameters of its own); the
-    message is for the user."""
+    """The loss is none that can be trained; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class WithCarry:
-    """What a loss or metric with a carry returned: its result without the carry, and the carry's
-    leaves by name, detached."""
+    """What a loss with a carry returned: its result without it, the carry's leaves, detached."""
 
     result: Any
     leaves: dict[str, Tensor]
 
 
 def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-    """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics; without
-    the carry, where there is one."""
+    """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics."""
     result = result.result if isinstance(result, WithCarry) else result
     by_name = named(result)
     like = next((v for v in by_name.values() if isinstance(v, Tensor)), None)
@@ -60,7 +57,6 @@ def named(result: Any) -> dict[str, Any]:
 
 
 def carried(result: Any) -> dict[str, Tensor]:
-    """The leaves of the carry that a loss or metric returned; none where it has no carry."""
     return result.leaves if isinstance(result, WithCarry) else {}
 
 

@@ -22,10 +22,9 @@ READ_ONLY = ("rows", "leaf", "constant")  # roles of placeholders
 
 @dataclass(frozen=True)
 class Ownership:
-    """component: index in the chain of every node that is neither free nor folded.
-
-    free: nodes that each component may compute for itself. folded: see `folded_nodes`. merged: why
-    components that might stand alone became one, or ""."""
+    """component: index in the chain of every node that is neither free nor folded. free: nodes
+    that each component may compute for itself. folded: see `folded_nodes`. merged: why components
+    that might stand alone became one, or ""."""
 
     names: list[str]
     component: dict[Node, int]
@@ -37,10 +36,8 @@ class Ownership:
 def ownership(
     graph: Graph, model: nn.Module, modules: Sequence[ComponentModule], merge: bool
 ) -> Ownership:
-    """The components of a graph whose values are described.
-
-    merge: components between which values cross whose rows are not known to lie in order become
-    one."""
+    """The components of a graph whose values are described. merge: components between which values
+    cross whose rows are not known to lie in order become one."""
     free = free_nodes(graph)
     folded = folded_nodes(graph, free)
     running = running_modules(graph, modules, free | folded)
@@ -65,7 +62,7 @@ def free_nodes(graph: Graph) -> set[Node]:
     mutated = {name for n in graph.nodes for name in meta.effect(n)}
     free: set[Node] = set()
     for node in graph.nodes:
-        if is_repeatable(node, mutated) and all(a in free for a in node.all_input_nodes):
+        if is_repeatable(node, mutated) and free.issuperset(node.all_input_nodes):
             free.add(node)
     return free
 
@@ -79,16 +76,13 @@ def is_repeatable(node: Node, mutated: Container[str]) -> bool:
 
 
 def is_pure(node: Node) -> bool:
-    """Whether the node has no effect and draws no random numbers."""
     return not meta.effect(node) and not is_random(node)
 
 
 def folded_nodes(graph: Graph, free: set[Node]) -> set[Node]:
-    """Values that the batch's rows are reduced to, with no parameter on the way.
-
-    Each component computes those it reads from values with rows: of one data block they say too
-    little, so that they may not cross to a component whose blocks are others. What remains is
-    marked `meta.reduced`."""
+    """Values that the batch's rows are reduced to, with no parameter on the way. Each component
+    computes those it reads from values with rows: of one data block they say too little to cross
+    to a component whose blocks are others. What remains is marked `meta.reduced`."""
     folded: set[Node] = set()
     reduced: set[Node] = set()
     for node in filter(is_rowless, calls(graph)):
@@ -163,8 +157,7 @@ def of_group(
 def first_reader(
     graph: Graph, owners: dict[Node, Owner], norm: Owner, candidates: set[Owner]
 ) -> list[Owner]:
-    """The first component that reads what the norm made, directly or through nodes of none; or
-    nothing."""
+    """The first component that reads what the norm made, directly or through nodes of none."""
     downstream: set[Node] = set()
     for node in calls(graph):
         if owners.get(node) == norm:
@@ -189,9 +182,7 @@ def place_unowned(own: dict[Node, int | None]) -> None:
 
 
 def no_earlier_than_read(own: dict[Node, int | None], folded: set[Node]) -> dict[Node, int]:
-    """The component of every node that is not folded, no earlier than those of what it reads.
-
-    A tuple's items stay where the tuple is made; folded nodes go with what they read."""
+    """The component of every node that is not folded, no earlier than of what it reads."""
     component: dict[Node, int] = {}
     for node, at in own.items():
         read = [component[a] for a in node.all_input_nodes if a in component]
@@ -255,10 +246,8 @@ def join_without_parameters(
     component: dict[Node, int], names: list[str]
 ) -> tuple[dict[Node, int], list[str]]:
     """Components without a parameter join the one before (the first ones: the one after)."""
-    with_parameters = {
-        i for n, i in component.items() if "parameter" in map(meta.role, n.all_input_nodes)
-    }
-    kept = sorted(with_parameters) or [0]
+    roles = ((i, map(meta.role, n.all_input_nodes)) for n, i in component.items())
+    kept = sorted({i for i, of_inputs in roles if "parameter" in of_inputs}) or [0]
     joined = [max((r for r in kept if r <= i), default=kept[0]) for i in range(len(names))]
     place = {r: k for k, r in enumerate(kept)}
     return {n: place[joined[i]] for n, i in component.items()}, [names[r] for r in kept]

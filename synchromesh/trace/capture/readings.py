@@ -64,7 +64,6 @@ class ReadValue:
         return partial(getattr, self.owner, self.key, NOTHING)
 
     def now(self) -> Any:
-        """A copy of what is there now (`frozen`)."""
         try:
             return frozen(self.ask())
         except ValueError:  # a cell without content
@@ -134,7 +133,6 @@ def is_object(value: Any) -> bool:
 
 
 def in_tables(owner: Any, key: str) -> bool:
-    """Whether it is a parameter, buffer or child of a module."""
     return isinstance(owner, nn.Module) and any(key in vars(owner).get(t, ()) for t in TABLES)
 
 
@@ -171,7 +169,6 @@ class Reads:
         self._meet(function, "")
 
     def _own(self, value: Any, dot: str, depth: int = CONTAINER_LIMITS.depth) -> None:
-        """Reads of an object, of a module's children and of objects in a container are noted."""
         if isinstance(value, CONTAINERS) and depth:
             for key, item in items_of(value):
                 self._own(item, f"{dot}{key}.", depth - 1)
@@ -183,8 +180,7 @@ class Reads:
                     self._own(child, f"{dot}{key}.")
 
     def _meet(self, met: Any, name: str, module: str | None = None) -> None:
-        """Of the loss, or of what its code names: an object, whose reads are noted, or a function
-        of the same `module`, of which this is done in turn."""
+        """Notes reads of an object, or meets a function of the same `module` in turn."""
         if id(met) in self._owners or isinstance(met, (*NAMESPACES, Tensor)):
             return
         self._own(met, f"{name}.")
@@ -196,8 +192,7 @@ class Reads:
             self._meet_code(met, name)
 
     def _inside(self, met: Any, name: str, module: str | None) -> list[Any]:
-        """What a call of an object calls: the function of a partial one, of a method, its class's
-        `__call__`. The arguments of a partial function are read values."""
+        """What a call of an object calls; the arguments of a partial function are read."""
         if isinstance(met, partial):
             for key in GIVEN:
                 self._own(self._read_now(ReadValue(met, key, f"{name}.{key}")), f"{name}.")
@@ -205,8 +200,7 @@ class Reads:
         return [*inner, type(met).__call__] if module is None else inner
 
     def _meet_code(self, function: FunctionType, name: str) -> None:
-        """Meets what the code of a function reads: its cells, its globals and its defaults, and
-        the names that it may look up in modules and classes."""
+        """Meets what a function's code reads: cells, globals, defaults, and names in modules."""
         code, known = function.__code__, Globals()
         known.__dict__ = function.__globals__
         of_globals, names = names_in(code)
@@ -223,7 +217,6 @@ class Reads:
                 reads += [ReadValue(content, n, f"{read.name}.{n}") for n in own]
 
     def _read_now(self, read: ReadValue) -> Any:
-        """Notes a value as it is now; gives it."""
         self._read[read.place] = replace(read, value=read.now())
         return getattr(read.owner, read.key, None)
 
@@ -237,7 +230,6 @@ class Reads:
         self._noting = False
 
     def _watch(self, owner: Any) -> None:
-        """Where reads are noted, those of such an object are."""
         kind: type = nn.Module if isinstance(owner, nn.Module) else type(owner)
         if self._noting and is_object(owner) and kind not in self._watched:
             self._watched.add(kind)
@@ -263,8 +255,7 @@ class Reads:
         return get
 
     def _note(self, owner: Any, key: str, value: Any) -> None:
-        """Notes that code has read `value` as an attribute; `NOTHING`: that it has asked for one
-        that is not there."""
+        """Code has read `value` as an attribute; `NOTHING`: asked for one that is not there."""
         stored = getattr_static(owner, key, NOTHING)  # a property itself
         if stored is NOTHING or isinstance(stored, MemberDescriptorType):
             stored = value
@@ -282,10 +273,9 @@ class Reads:
 
 
 class Readings:
-    """What traces of a model have read, as it was at the last look.
-
-    mark: a number that ranks share as long as the same values change alike. What a rank has of its
-    own from the start (its number, its device) may be read."""
+    """What traces of a model have read, as it was at the last look. mark: a number that ranks
+    share as long as the same values change alike. What a rank has of its own from the start (its
+    number, its device) may be read."""
 
     def __init__(self) -> None:
         self.mark = 0

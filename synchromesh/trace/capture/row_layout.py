@@ -36,15 +36,13 @@ class RowLayout:
         return self.with_segments(s for s in range(1, self.count + 1) if self.count % s == 0)
 
     def with_segments(self, segments: Iterable[int]) -> "RowLayout":
-        """The same dimension, with these numbers of segments proved."""
         return RowLayout(self.dim, self.count, frozenset(segments))
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order that a step brings rows into: the permutation that the node `by` computes.
-
-    kind: what a value has along dimension 0. "values": those of one that lies in `layout`, in this
+    """An order that a step brings rows into: the permutation that the node `by` computes. kind:
+    what a value has along dimension 0. "values": those of one that lies in `layout`, in this
     order. "places": where each of them was, divided by `per`. "inverse": of that permutation."""
 
     by: Node
@@ -77,7 +75,6 @@ def sizes_of(val: Tensor, symbols: set[sympy.Symbol]) -> tuple[Any, ...]:
 
 
 def row_dims(sizes: tuple[Any, ...]) -> list[int]:
-    """The dimensions whose size depends on the rows."""
     return [d for d, e in enumerate(sizes) if ROWS in e.free_symbols]
 
 
@@ -99,8 +96,7 @@ def unproved_layout(sizes: tuple[Any, ...]) -> RowStatus:
 
 @dataclass(frozen=True)
 class RowOperand:
-    """A tensor that an operator reads: who made it, which argument it is, and where its rows
-    lie."""
+    """A tensor that an operator reads: its maker, which argument it is, where its rows lie."""
 
     node: Node
     argument: str
@@ -113,7 +109,6 @@ class RowOperand:
 
     @property
     def layout(self) -> RowLayout:
-        """Its layout; raises where there is none."""
         if isinstance(self.rows, IrregularRows):
             raise IrregularRows(self.rows.why)
         assert self.rows is not None
@@ -121,12 +116,10 @@ class RowOperand:
 
     @property
     def grid(self) -> bool:
-        """Whether it has every row with every row, in order."""
         return isinstance(self.rows, IrregularRows) and self.rows.grid
 
     @property
     def order(self) -> Order | None:
-        """The order that its rows are in, where the step may undo it."""
         return self.rows.order if isinstance(self.rows, IrregularRows) else None
 
     @property
@@ -140,17 +133,12 @@ class RowOperand:
 
 class Case(OperatorCall):
     """One result with rows of a node, to be proved: the arguments by name, and what is read.
-
     result: where its rows are, with no number of segments proved. first: the first tensor read."""
 
     def __init__(
-        self,
-        node: Node,
-        index: int,
-        sizes: tuple[Any, ...],
-        result: RowStatus,
+        self, node: Node, index: int, sizes: tuple[Any, ...], result: RowStatus,
         operand: Callable[[Node, str], RowOperand | None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(node)
         self.index, self.sizes = index, sizes
         self.result = result if isinstance(result, RowLayout) else RowLayout(0, 1)
@@ -179,15 +167,12 @@ class Case(OperatorCall):
 
     @property
     def where(self) -> str:
-        """The operator and the user's line."""
         return described(self.node)
 
     def apply(
-        self,
-        tensor: Callable[[RowOperand], Any],
-        rows: int,
+        self, tensor: Callable[[RowOperand], Any], rows: int,
         constant: Callable[[Any], Any] = lambda x: x,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """What the operator makes of other tensors and constants, for so many rows."""
         operands = iter(self.operands)
 
@@ -198,8 +183,6 @@ class Case(OperatorCall):
 
         given: Any = map_aggregate((self.node.args, dict(self.node.kwargs)), put)
         return self.node.target(*given[0], **given[1])  # type: ignore[operator]
-
-    # -- what proofs conclude ------------------------------------------------------------
 
     def shared_layout(self, operands: list[RowOperand] | None = None) -> RowLayout:
         """The layout that all `operands` with rows have in common."""
@@ -217,7 +200,6 @@ class Case(OperatorCall):
         return IrregularRows(f"has rows in an order that is not known ({self.where})")
 
     def different_orders(self) -> IrregularRows:
-        """What is read has no layout in common."""
         return IrregularRows(f"joins rows that lie in different orders ({self.where})")
 
     def coupled(self, dim: int) -> IrregularRows:
@@ -229,11 +211,9 @@ class Case(OperatorCall):
         )
 
     def positional(self) -> IrregularRows:
-        """A row of the result depends on where in the batch it stands."""
         return IrregularRows(f"depends on the position of its rows ({self.where})")
 
     def counted(self) -> IrregularRows:
-        """The result depends on how many rows there are."""
         return IrregularRows(f"depends on the number of rows ({self.where})")
 
 

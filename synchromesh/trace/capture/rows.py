@@ -30,9 +30,8 @@ from .row_layout import (
 
 def annotate(graph: Graph, symbols: set[sympy.Symbol]) -> None:
     """Gives nodes `meta.value`; `meta.irregular` where their rows are not proved to be apart, and
-    `meta.coupling` where it is the node itself that makes them depend on each other.
-
-    Nodes that make several tensors have tuples of the first two."""
+    `meta.coupling` where it is the node itself that makes them depend on each other. Nodes that
+    make several tensors have tuples of the first two."""
     with torch.device("cpu"):  # of the small tensors that proofs compute with
         Annotation(symbols).write(graph)
 
@@ -45,7 +44,6 @@ class Annotation:
         self.rows: dict[tuple[Node, int], RowStatus] = {}
 
     def write(self, graph: Graph) -> None:
-        """Annotates the nodes of the graph in their order."""
         for node in graph.nodes:
             if node.op == "output":
                 continue
@@ -89,7 +87,6 @@ class Annotation:
             return case.unproved()
 
     def operand(self, node: Node, argument: str) -> RowOperand | None:
-        """A tensor as an operator's argument, None for a number."""
         if is_number(node):
             return None
         sizes = sizes_of(meta.val(node), self.symbols)
@@ -108,12 +105,10 @@ def value_of(node: Node, tensor: Tensor, sizes: tuple[sympy.Expr, ...], rows: Ro
         dims = row_dims(sizes)
         where = Rows(dims[0], 1, count, len(dims))
     return Value(
-        meta.name(node) or node.name,
-        tuple(size_of_a_row(e) for e in sizes),
-        str(tensor.dtype).removeprefix("torch."),
-        where,
+        meta.name(node) or node.name, tuple(size_of_a_row(e) for e in sizes),
+        str(tensor.dtype).removeprefix("torch."), where,
         has_gradients(tensor.dtype) and meta.differentiable(node),
-    )
+    )  # fmt: skip
 
 
 def size_of_a_row(size: sympy.Expr, many: int = 64) -> int:

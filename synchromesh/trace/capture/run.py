@@ -15,13 +15,9 @@ from .totals import names
 
 
 def run(
-    step: Step,
-    model: nn.Module,
-    batch: Any,
-    rows: int | None = None,
+    step: Step, model: nn.Module, batch: Any, rows: int | None = None,
     parameters: Mapping[str, Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """The step's outputs; `parameters` takes the place of the model's own."""
+) -> tuple[Tensor, ...]:  # fmt: skip
     return Runner(step, model, parameters)(batch, rows)
 
 
@@ -51,10 +47,9 @@ class Runner:
         holders = step.graph.find_nodes(op="placeholder")
         self.inputs = [(meta.role(n), meta.name(n)) for n in holders]
         tensors = {
-            "constant": step.constants,
-            "parameter": parameters or dict(model.named_parameters()),
+            "constant": step.constants, "parameter": parameters or dict(model.named_parameters()),
             "buffer": dict(model.named_buffers(remove_duplicate=False)),
-        }
+        }  # fmt: skip
         self.bound: dict[tuple[str, str], Any] = {
             (role, name): x for role, named in tensors.items() for name, x in named.items()
         }

@@ -5,9 +5,8 @@
     each[keep].mean()                     ->   where(keep, each, 0).sum() / keep.sum()
 
 An operator that computes each entry from those at its place (`proofs/order.py`) gives of the kept
-ones what it gives of all, of these ones; what reduces them is written with the mask. What is left
-out has ordinary numbers in its place, so that no index is out of bounds and no gradient infinite.
-"""
+ones what it gives of all, of these ones; what reduces them is written with the mask. In place of
+others are ordinary numbers, so that no index is out of bounds and no gradient infinite."""
 
 import operator
 from contextlib import nullcontext, suppress
@@ -59,8 +58,7 @@ class Selections:
         self.alike: dict[Any, Node] = {}  # by a node, and by what it computes of what
 
     def written(self, node: Node, name: str, args: Any, kwargs: Any) -> Node | None:
-        """What an exported operator is in the flat graph, given its arguments there; None where it
-        neither selects entries nor reads selected ones. Untraceable where it has no such form."""
+        """An exported operator in the flat graph; None if nothing is selected; or Untraceable."""
         masks = [mask for mask in map(self.mask_of, nodes_of((args, kwargs))) if mask]
         if not masks:
             mask = selecting(node, name, args)
@@ -117,8 +115,7 @@ class Selections:
         return entries
 
     def number(self, node: Node, item: Node | None) -> Node | None:
-        """The tensor that stands for a number that an exported node computes of how many entries
-        are kept; None for other numbers. item: the tensor of which it is the number."""
+        """What stands for a number computed of how many are kept, if it is. item: its tensor."""
         expr = expression(meta.val(node))
         if item is not None:
             self.counts[expr] = item
@@ -137,8 +134,7 @@ class Selections:
         return self.make(node, aten.masked_fill.Scalar, x, left_out, fill)
 
     def of_each(self, node: Node, name: str, args: Any, kwargs: Any, keep: Node) -> Node | None:
-        """An operator that computes each entry from those at its place; batch norm does not, as
-        its statistics are of the kept ones."""
+        """An operator that computes each entry from those at its place; batch norm does not."""
         if name in (*RESIZES, *SHAPED_AS):
             same = same_shape(meta.val(node), meta.val(node.all_input_nodes[0]))
             return args[0] if same else None
@@ -178,7 +174,6 @@ class Selections:
         return None
 
     def unreduced(self, node: Node, args: Any, kwargs: Any) -> Node:
-        """A loss of each entry."""
         place = list(all_arguments(node)).index("reduction")
         if len(args) <= place:
             kwargs = kwargs | {"reduction": AtenReduction.NONE}
@@ -200,7 +195,6 @@ class Selections:
 
 
 def selecting(node: Node, name: str, args: Any) -> Node | None:
-    """The mask by which an operator selects entries, None where it does not."""
     if name == "index" and len(args[1]) == 1:
         mask = args[1][0]
     elif name == "masked_select" and same_shape(meta.val(args[0]), meta.val(args[1])):

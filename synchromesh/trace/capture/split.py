@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import Reference, calls, living, outputs
+from synchromesh.trace.nodes import Reference, ancestors, calls, living, outputs
 from synchromesh.values.component import Chain, Component, Edge, Parameter, Value
 
 from .components import ComponentModule
@@ -24,31 +24,21 @@ class UnorderedRows(Untraceable):
 
 
 def split(
-    graph: Graph,
-    model: nn.Module,
-    modules: Sequence[ComponentModule],
-    constants: dict[str, Tensor],
-    merge: bool = False,
-) -> tuple[Graph, Chain, str]:
+    graph: Graph, model: nn.Module, modules: Sequence[ComponentModule],
+    constants: dict[str, Tensor], merge: bool = False,
+) -> tuple[Graph, Chain, str]:  # fmt: skip
     """A new graph, grouped by component, its chain, and why components that might stand alone are
-    one, or "". Every call gets `meta.component`.
-
-    merge: components between which values cross whose rows are not known to lie in order become
-    one; else such a value is an error, `UnorderedRows`."""
+    one, or "". Every call gets `meta.component`. merge: components between which values cross
+    whose rows are not known to lie in order become one; else that raises `UnorderedRows`."""
     owned = ownership(graph, model, modules, merge)
     graph = regroup(graph, owned)
     chain = Chain(components(graph, owned.names, constants), edges(graph, owned.names))
     return graph, chain, owned.merged
 
 
-# -- the graph, grouped by component -----------------------------------------------------
-
-
 def regroup(graph: Graph, owned: Ownership) -> Graph:
     """A copy in the order of the components, each with its own copies of free and folded nodes.
-
-    The outputs are the last component's, but for those with rows: a carry stays where it is made.
-    """
+    Outputs are the last component's, but for those with rows: a carry stays where it is made."""
     live, new = living(graph), Graph()
     copied = {
         node: new.node_copy(node)
@@ -72,7 +62,6 @@ def regroup(graph: Graph, owned: Ownership) -> Graph:
 
 
 def living_groups(graph: Graph, owned: Ownership, live: set[Node]) -> list[list[Node]]:
-    """The nodes of each component that something needs."""
     groups: list[list[Node]] = [[] for _ in owned.names]
     for node in calls(graph):
         if node in owned.component and node in live:
@@ -83,9 +72,9 @@ def living_groups(graph: Graph, owned: Ownership, live: set[Node]) -> list[list[
 def with_copies(
     graph: Graph, own: Iterable[Node], read: Iterable[Node], owned: Ownership
 ) -> list[Node]:
-    """A component's nodes in their order, with the free and folded ones that it needs for what it
-    reads: the free ones first (masks and the like)."""
-    needed = needed_copies(read, owned.free | owned.folded)
+    """A component's nodes in their order, with the free and folded ones for what it reads."""
+    copied = owned.free | owned.folded
+    needed = ancestors(*read, among=lambda n: n in copied and n.op == "call_function")
     free = needed & owned.free
     rest = (needed - free).union(own)
     order = calls(graph)
@@ -96,18 +85,6 @@ def ends_chain(result: Node, last: int) -> bool:
     """Whether an output stays where it is made: in the last component, or, with rows, in any."""
     with_rows = result.op == "call_function" and meta.has_rows(result)
     return with_rows or meta.component(result) == last
-
-
-def needed_copies(reads: Iterable[Node], copyable: set[Node]) -> set[Node]:
-    """The calls among the copyable nodes that a component needs for what it reads."""
-    needed: set[Node] = set()
-    stack = list(reads)
-    while stack:
-        node = stack.pop()
-        if node in copyable and node.op == "call_function" and node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
 
 
 def rename_value(node: Node) -> None:
@@ -124,9 +101,6 @@ def copy_out(graph: Graph, source: Node, last: int) -> Node:
     meta.component.set(node, last)
     rename_value(node)
     return node
-
-
-# -- the chain ---------------------------------------------------------------------------
 
 
 def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
@@ -155,7 +129,6 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
 
 
 def readers_elsewhere(node: Node) -> list[int]:
-    """The other components that read what a node makes."""
     readers = {meta.component(user) for user in node.users if user.op == "call_function"}
     return sorted(readers - {meta.component(node)})
 
@@ -167,24 +140,17 @@ def components(
     groups: list[list[Node]] = [[] for _ in names]
     for node in calls(graph):
         groups[meta.component(node)].append(node)
-    return tuple(
-        Component(
-            name=name,
-            parameters=tuple(tensors_read(group, "parameter")),
-            buffers=tuple(tensors_read(group, "buffer")),
-            structure=structure(group, constants),
-        )
-        for name, group in zip(names, groups, strict=True)
-    )
+    made = []
+    for name, group in zip(names, groups, strict=True):
+        parameters, buffers = (tuple(tensors_read(group, x)) for x in ("parameter", "buffer"))
+        made.append(Component(name, parameters, buffers, structure(group, constants)))
+    return tuple(made)
 
 
 def tensors_read(group: list[Node], role: str) -> Iterable[Parameter]:
-    """The parameters, or the buffers, that a component's nodes read, each once."""
     for node in dict.fromkeys(a for n in group for a in n.all_input_nodes if meta.role(a) == role):
-        value = meta.value(node)
-        yield Parameter(
-            meta.name(node), value.shape, value.dtype, value.differentiable, role == "buffer"
-        )
+        v = meta.value(node)
+        yield Parameter(meta.name(node), v.shape, v.dtype, v.differentiable, role == "buffer")
 
 
 def structure(group: list[Node], constants: dict[str, Tensor]) -> str:

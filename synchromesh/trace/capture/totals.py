@@ -31,8 +31,7 @@ LossWithTotals = tuple[Graph, LossReduction, Graph | None]
 
 def with_loss_reduced(graph: Graph, count: int) -> LossWithTotals:
     """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
-    would stay together, and would not with them, with totals as leaves and with the graph that
-    computes those of a block of rows."""
+    stay together without, with totals as leaves, and the graph of those of a block."""
     copy = Graph()
     copy.output(copy.graph_copy(graph, {}))
     reduction = reduce_to_sums(graph, count)
@@ -65,8 +64,7 @@ def write_fractions(graph: Graph) -> None:
 
 
 def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Operators that reduce rows of the batch alone, which are apart, and how; not those that are
-    but outputs."""
+    """Operators that reduce rows of the batch alone, which are apart, and how."""
     free, analysis = free_nodes(graph), ReductionAnalysis(graph)
     coupled = dict(coupling_operators(graph)).keys()
     for node in calls(graph):
@@ -79,8 +77,7 @@ def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
 
 
 def reduces_rows(node: Node) -> bool:
-    """Whether something else than an output reads a real number, or several, that the node makes
-    of values with rows."""
+    """Whether more than an output reads real numbers that the node makes of values with rows."""
     value = meta.value(node)
     if not isinstance(value, Value) or value.rows is not None:
         return False

@@ -39,7 +39,6 @@ class Strategies:
     operators: tuple[Operator, ...]
 
     def states_read(self, subgraph: Subgraph, placeholder: Node) -> set[Placement]:
-        """The states in which the component's operators can read a placeholder."""
         return {
             spec.inputs[slot]
             for read, specs in zip(subgraph.reads, self.specs, strict=True)
@@ -50,11 +49,9 @@ class Strategies:
 
 
 def strategies(subgraph: Subgraph, m: int, most_passes: int = 20) -> Strategies:
-    """The specs of a component's operators.
-
-    Sharding in segments (a fused q-k-v weight) is found by passing the states that one operator
-    asks for on to its neighbours, forwards and backwards, until nothing is new. most_passes: over
-    the operators (chosen, not measured)."""
+    """The specs of a component's operators. Sharding in segments (a fused q-k-v weight) is found
+    by passing the states that one operator asks for on to its neighbours, forwards and backwards,
+    until nothing is new. most_passes: over the operators (chosen, not measured)."""
     states = KnownStates(subgraph, m)
     nodes = subgraph.nodes
     replicated = set(nodes) if m == 1 else cheap_nodes(subgraph)
@@ -101,16 +98,13 @@ class KnownStates:
         return known if tensor[0] in self.own else replace(known, border=True)
 
     def operator(self, node: Node) -> Operator:
-        """The operator with what is known of its operands now."""
-
         def operand(n: Node) -> Operand | None:
             return self.operand(origin(n)) if meta.value(n) is not None else None
 
         return Operator(node, self.m, operand, tuple(map(self.operand, results_of(node))))
 
     def add_all(self, tensors: list[Tensor], specs: Sequence[OpSpec]) -> Iterator[Tensor]:
-        """Adds the sharded placements that specs have of an operator's tensors; gives those for
-        which one is new."""
+        """Adds the sharded placements of specs; gives the tensors for which one is new."""
         for spec in specs:
             for tensor, state in zip(tensors, (*spec.inputs, *spec.outputs), strict=True):
                 if state.sharded and state not in self.states[tensor]:
@@ -119,10 +113,8 @@ class KnownStates:
 
 
 def cheap_nodes(subgraph: Subgraph) -> set[Node]:
-    """Nodes without gradient that no parameter and no drawn number enters (masks, positions).
-
-    They are cheap and need no gradient, so they stay replicated, and are sliced where a shard is
-    wanted."""
+    """Nodes without gradient that no parameter and no drawn number enters (masks, positions): they
+    stay replicated, as they are cheap, and are sliced where a shard is wanted."""
     cheap: set[Node] = set()
     for node in subgraph.nodes:
         differentiable = any(v and v.differentiable for v in meta.values_of(node))
@@ -134,11 +126,9 @@ def cheap_nodes(subgraph: Subgraph) -> set[Node]:
 
 
 class Analysis:
-    """A step's components and the tensors between them. The step must not be opaque.
-
-    kinds: a number for each component, equal where components compute the same function. makers:
-    the component that makes a tensor, and by which of its operators. readers: of each tensor, by
-    component."""
+    """A step's components and the tensors between them; the step is not opaque. kinds: numbers,
+    equal where components compute the same function. makers: the component that makes a tensor,
+    and by which of its operators. readers: of each tensor, by component."""
 
     def __init__(self, step: Step) -> None:
         assert step.graph is not None, "an opaque step has no graph to partition"
@@ -161,14 +151,10 @@ class Analysis:
         self._strategies: dict[tuple[int, int], Strategies] = {}
 
     def strategies(self, index: int, degree: int) -> Strategies:
-        """The strategies of component `index` over `degree` ranks."""
         key = (self.kinds[index], degree)
         if key not in self._strategies:
             self._strategies[key] = strategies(self.subgraphs[index], degree)
         return self._strategies[key]
-
-
-# -- why a parameter is not sharded ------------------------------------------------------
 
 
 def obstacle(step: Step, component: int, degree: int) -> str | None:
@@ -187,9 +173,8 @@ def why_replicated(subgraph: Subgraph, known: Strategies, parameter: Node, degre
     """A sentence for a parameter that is not sharded."""
     value = value_of((parameter, 0))
     if any(s.sharded for s in known.states_read(subgraph, parameter)):
-        return (
-            f"sharding its {value.bytes(1)} bytes would cost traffic or keep another tensor whole"
-        )
+        size = value.bytes(1)
+        return f"sharding its {size} bytes would cost traffic or keep another tensor whole"
     nodes = zip(subgraph.nodes, known.operators, strict=True)
     readers = [op for node, op in nodes if parameter in node.all_input_nodes]
     if unruled := sorted({op.name for op in readers if rule_of(op) is None}):

@@ -21,8 +21,7 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
 )
 
-from .crossings import crossings, deliveries
-from .local import Communication, Input, LocalComponent, Partition
+from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
 from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, shard_traffic
 
@@ -31,8 +30,7 @@ SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all
 
 @dataclass(frozen=True)
 class SentCollective:
-    """One collective with the bytes of its tensor at the first position; of messages between
-    stages the most that one rank sends or receives. times: of each micro-batch, or once."""
+    """One collective, its bytes at the first position; of messages the most of a rank."""
 
     kind: CollectiveKind
     direction: Direction
@@ -43,8 +41,6 @@ class SentCollective:
 
 @dataclass(frozen=True)
 class ComponentExplanation:
-    """The parameters of one component, and what it sends."""
-
     name: str
     data: int  # its layout
     tensor: int
@@ -62,8 +58,7 @@ class ComponentExplanation:
 
 @dataclass(frozen=True)
 class EdgeExplanation:
-    """A value that goes from one component to another; `collective` is none where it stays in
-    place."""
+    """A value that goes from one component to another; `collective`: none where it stays."""
 
     source: str
     target: str
@@ -105,10 +100,9 @@ class Explanation:
 def explain(
     step: Step, made: Partition, plan: Plan, world: int, rows: int, sync_batch_norm: bool = True
 ) -> Explanation:
-    """What `plan` does with a global batch of `rows` rows on `world` ranks.
-
-    sync_batch_norm: whether batch norm takes its statistics over all data ranks, as `verify` has
-    it. Bytes on the edges between layouts are exact where the data degrees divide the rows."""
+    """What `plan` does with a global batch of `rows` rows on `world` ranks. sync_batch_norm:
+    whether batch norm takes its statistics over all data ranks, as `verify` has it. Bytes on the
+    edges between layouts are exact where the data degrees divide the rows."""
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
@@ -142,11 +136,9 @@ class _AppliedPlan:
 
     @property
     def micro_batches(self) -> tuple[tuple[int, int], ...]:
-        """The rows [start, stop) of each micro-batch."""
         return self.plan.micro_rows(self.rows)
 
     def sent_bytes(self, position: int) -> int:
-        """Bytes that a position sends in a step."""
         count = TrafficCount()
         for kind, payload, ranks in (*self._moves(position), *self._gradients(position)):
             count.add(kind, payload, ranks)
@@ -155,7 +147,6 @@ class _AppliedPlan:
         return count.sent + self._message_bytes(position)
 
     def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
-        """What the components at a position run, with its payload and ranks."""
         here = [c for c in self.made.components if position in c.layout.positions]
         for start, stop in self.micro_batches:
             for local in here:
@@ -165,7 +156,6 @@ class _AppliedPlan:
                         yield c.kind, c.payload(block), c.ranks
 
     def _gradients(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
-        """The sums of gradients that a position takes part in, with payload and ranks."""
         used = {name for c in self.made.components for name in c.parameters}
         for name, h in self.holding.items():
             summed = h.tensor.trainable and name in used and h.parts == 1
@@ -174,12 +164,10 @@ class _AppliedPlan:
                 yield "all_reduce", h.bytes_at(position), ranks
 
     def _message_bytes(self, position: int) -> int:
-        """Bytes of values, their gradients and the carry that go to other ranks."""
         crossing = chain.from_iterable(crossings(self.made).values())
         between = [x for x in crossing if x.crosses]
-        carry = [
-            x for _, ways in deliveries(self.made) for x in ways if x.source.mesh != x.target.mesh
-        ]
+        delivered = chain.from_iterable(ways for _, ways in deliveries(self.made))
+        carry = [x for x in delivered if x.source.mesh != x.target.mesh]
         messages = 0
         for start, stop in self.micro_batches:
             ranges = partial(self.plan.row_ranges, stop - start)
@@ -192,8 +180,7 @@ class _AppliedPlan:
         return shard_traffic(self.made, self.holding, schedule, count, position)
 
     def _block(self, collective: Collective, layout: Layout, rows: int, position: int) -> int:
-        """Rows of the data block at `position` that the payload counts; a rank without rows
-        computes one."""
+        """Rows of the data block that the payload counts; a rank without rows computes one."""
         if collective.kind == "send":  # counts rows of the blocks of another stage
             return max(b - a for a, b in self.plan.row_ranges(rows, collective.data))
         data = collective.data or layout.data
@@ -202,7 +189,6 @@ class _AppliedPlan:
         return stop - start if collective.data else max(1, stop - start)
 
     def collectives(self, index: int) -> Iterator[SentCollective]:
-        """Those of a component: its moves, sums of gradients, and those of sharded states."""
         local = self.made.components[index]
         layout, first = local.layout, local.layout.first
         largest = max(stop - start for start, stop in self.micro_batches)
@@ -223,7 +209,6 @@ class _AppliedPlan:
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
-    """The component with what its batch norms send when they are synchronised."""
     if local.layout.data == 1:
         return local
     nodes = [n for n in local.graph.graph.nodes if n.op == "placeholder"]
@@ -255,20 +240,13 @@ def _component(
     local = applied.made.components[index]
     own = [applied.holding[p.name] for p in local.component.parameters]
     return ComponentExplanation(
-        local.component.name,
-        local.layout.data,
-        local.layout.tensor,
-        local.layout.shard_states,
-        local.layout.recompute,
-        local.component.parameter_bytes,
-        sum(h.kept_bytes for h in own),
+        local.component.name, local.layout.data, local.layout.tensor, local.layout.shard_states,
+        local.layout.recompute, local.component.parameter_bytes, sum(h.kept_bytes for h in own),
         sum(h.tensor.bytes for h in own if h.placement.sharded and h.layout.tensor > 1),
         {h.tensor.name: "whole" if h.partial_gradient else str(h.placement) for h in own},
-        dict(local.unsharded),
-        tuple(applied.collectives(index)),
-        stage,
+        dict(local.unsharded), tuple(applied.collectives(index)), stage,
         tuple(ranks[p] for p in local.layout.positions),
-    )
+    )  # fmt: skip
 
 
 def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> EdgeExplanation:
@@ -289,8 +267,7 @@ def _edge(local: LocalComponent, item: Input, made: Partition, rows: int) -> Edg
 
 
 def text(explanation: Explanation) -> str:
-    """The explanation for a reader: a line per component, what is cut how, what is sent, and why
-    not."""
+    """The explanation for a reader: a line per component, what is cut, sent, and why not."""
     out = _head(explanation)
     inputs: dict[str, list[EdgeExplanation]] = {}
     for edge in explanation.edges:
@@ -307,7 +284,6 @@ def text(explanation: Explanation) -> str:
 
 
 def _head(explanation: Explanation) -> list[str]:
-    """What holds for the whole step."""
     out = [
         f"plan {explanation.plan} on {explanation.ranks} ranks, {explanation.rows} rows a step",
         f"parameter bytes per rank {_list(explanation.parameter_bytes_per_rank)}",
@@ -329,7 +305,6 @@ def _head(explanation: Explanation) -> list[str]:
 def _of_component(
     part: ComponentExplanation, inputs: Sequence[EdgeExplanation], placements: Sequence[str]
 ) -> list[str]:
-    """Its layout and parameters, what it reads and sends."""
     share = part.sharded_parameter_bytes / (part.parameter_bytes or 1)
     over_tensor = f"{share:.0%} sharded over tensor ranks, " if part.tensor > 1 else ""
     out = [

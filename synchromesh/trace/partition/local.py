@@ -1,5 +1,5 @@
-"""A local component: the graph every rank of an axis runs, its borders, tensors and traffic, and
-what of the graph recomputation repeats."""
+"""A local component: the graph every rank of an axis runs, its borders, tensors and traffic, what
+of the graph recomputation repeats, and what goes from stage to stage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from synchromesh.values.component import Component, Parameter, Value
-from synchromesh.values.layout import Layout
+from synchromesh.values.exchange import Border, Exchange
+from synchromesh.values.layout import Layout, stages_of
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.traffic import Collective
 
@@ -111,8 +112,7 @@ class Partition:
     carry: tuple[CarryOutput, ...] = ()
 
     def under(self, layouts: Sequence[Layout]) -> "Partition":
-        """The same under layouts of equal meshes, whose states are sharded and whose components
-        are recomputed in another way."""
+        """The same under layouts of equal meshes, sharded and recomputed in another way."""
         components, placements = [], {}
         for local, layout in zip(self.components, layouts, strict=True):
             assert local.layout.mesh == layout.mesh, f"{local.layout} is not {layout}"
@@ -130,16 +130,11 @@ class Partition:
 
 
 def program_of(
-    form: str,
-    inputs: Sequence[Input],
-    tensors: Sequence[tuple[Parameter, Placement]],
-    constants: Sequence[Value],
-    layout: Layout,
-) -> str:
-    """A key that components share whose local graphs compute the same on the same shapes.
-
-    form: that of the graph. tensors: parameters and buffers with their placements. Equal on all
-    ranks and in every process: stored measurements are found by it."""
+    form: str, inputs: Sequence[Input], tensors: Sequence[tuple[Parameter, Placement]],
+    constants: Sequence[Value], layout: Layout,
+) -> str:  # fmt: skip
+    """A key that components share whose local graphs compute the same on the same shapes, in every
+    process: stored measurements are found by it. form: of the graph. tensors: and placements."""
     values = ((i.value, str(i.want)) for i in inputs)
     read = [(v.shape, v.dtype, v.rows, v.differentiable, want) for v, want in values]
     types = [(p.local_shape(t.shape, layout.tensor), t.dtype, t.trainable) for t, p in tensors]
@@ -148,8 +143,7 @@ def program_of(
 
 
 def flow(local: LocalComponent) -> tuple[Sequence[str], bool]:
-    """The parameters that a component uses, and whether a gradient flows back through it
-    (values/sharding.py)."""
+    """The parameters that a component uses, and whether a gradient flows back through it."""
     return local.parameters, any(output.value.differentiable for output in local.outputs)
 
 
@@ -202,8 +196,7 @@ MOVES = ("move", "stream")  # methods of the axis of which it keeps nothing eith
 
 
 def repeated(graph: Graph) -> int:
-    """How many of a graph's nodes, in their order, are walked again when the component is
-    recomputed: all until the last one of which autograd keeps something; 0: none."""
+    """How many nodes are walked again in recomputation: until the last that autograd keeps."""
     count = 0
     for i, node in enumerate(graph.nodes, 1):
         if node.op != "output" and _keeps(node):
@@ -223,7 +216,6 @@ def _keeps(node: Node) -> bool:
 
 
 def shortened(graph: Graph) -> Graph:
-    """The nodes that are walked again, without a result."""
     made, copies = Graph(), dict[Node, Node]()
     for node in list(graph.nodes)[: repeated(graph)]:
         copies[node] = made.node_copy(node, copies.__getitem__)
@@ -232,3 +224,56 @@ def shortened(graph: Graph) -> Graph:
             copies[node] = made.node_copy(node, copies.__getitem__)
     made.output(())
     return made
+
+
+# -- what goes from stage to stage, and where a carry goes behind a step -------------------
+
+Pair = tuple[int, int]  # of stages: the maker's, the reader's
+
+
+def exchange_of(partition: Partition, local: LocalComponent, item: Input) -> Exchange:
+    if item.source is None:
+        source = partition.leaf_layouts[local.layout.positions]
+    else:
+        source = partition.components[item.source].layout
+    return Exchange(item.value, item.have, item.want, source, local.layout, item.flows)
+
+
+def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
+    """By pair of stages, each form of a value once; also of stages on the same ranks."""
+    components = partition.components
+    stages = stages_of([local.layout for local in components])
+    stage_of = {i: s for s, stage in enumerate(stages) for i in stage}
+    found: dict[Pair, dict[Border, Exchange]] = {}
+    for i, local in enumerate(components):
+        for item in local.inputs:
+            if item.source is None or stage_of[item.source] == stage_of[i]:
+                continue
+            exchange = exchange_of(partition, local, item)
+            pair = stage_of[item.source], stage_of[i]
+            form = exchange.read if exchange.crosses else exchange.made
+            found.setdefault(pair, {}).setdefault(form, exchange)
+    return {pair: tuple(items.values()) for pair, items in sorted(found.items())}
+
+
+def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], ...]:
+    """Each leaf of the carry, with how its new value comes to where the next batch is read: to the
+    ranks of each stage that reads the leaf, as they have the rows of a batch; nothing moves where
+    these are the ranks that make it and have them so. What none reads stays with its maker's."""
+    found = []
+    for item in partition.carry:
+        maker = partition.components[item.source].layout
+        readers = {
+            local.layout.positions: None
+            for local in partition.components
+            for read in local.inputs
+            if read.source is None and read.value.name == item.leaf
+        }
+        found.append((item.leaf, tuple(
+            Exchange(
+                item.value, REPLICATED, REPLICATED, maker, partition.leaf_layouts[positions],
+                flows=False,
+            )
+            for positions in readers or (maker.positions,)
+        )))  # fmt: skip
+    return tuple(found)

@@ -46,10 +46,8 @@ Crossing = tuple[Placement, Placement, tuple[Collective, ...]]
 
 
 class Borders:
-    """Which forms of which values every component reads, and what crosses from one to another.
-
-    By component: inputs, `handed` out to others and `moves` of inputs. live: states, under a
-    layout, in which a tensor is read by something that a gradient flows through."""
+    """Which forms of values every component reads and hands out, and `moves` of inputs. live:
+    states, under a layout, in which something that a gradient flows through reads a tensor."""
 
     def __init__(self, problem: StepProblem, assignment: Assignment) -> None:
         self.problem, self.assignment = problem, assignment
@@ -87,8 +85,7 @@ class Borders:
         return self.analysis.makers[tensor][0]
 
     def _cross(self) -> None:
-        """Inputs of every component, in the order of their use; each move over a border at its
-        first reader."""
+        """Inputs in the order of their use; each move over a border at its first reader."""
         moved: set[tuple[str, Layout, Placement]] = set()
         for subgraph in self.problem.subgraphs:
             for tensor in subgraph.borders:
@@ -104,12 +101,9 @@ class Borders:
                 handed.append((tensor, state))
 
     def _add_input(
-        self,
-        subgraph: Subgraph,
-        tensor: Tensor,
-        state: Placement,
+        self, subgraph: Subgraph, tensor: Tensor, state: Placement,
         moved: set[tuple[str, Layout, Placement]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         target = self.problem.layout(subgraph)
         source = self.problem.source(tensor, target)
         value, index = value_of(tensor), subgraph.index
@@ -132,8 +126,7 @@ class Borders:
     def _along_axis(
         self, tensor: Tensor, maker: int | None, want: Placement, layout: Layout
     ) -> Crossing:
-        """How a value comes to a component of its maker's layout: moved there, where the maker
-        itself reads it in the wanted state."""
+        """To a component of its maker's layout: moved there if the maker reads it so."""
         made_there = maker is not None and (tensor, want) in self.needed[maker]
         have = want if made_there else self.made.get(tensor, R)
         flows = self.gradient(tensor, layout, want)
@@ -142,7 +135,6 @@ class Borders:
     def _over_edge(
         self, tensor: Tensor, maker: int | None, source: Layout, target: Layout
     ) -> Crossing:
-        """How a value comes to a component of another layout, by the cheapest route."""
         made, want = self.made.get(tensor, R), self.assignment.crossing[tensor, target]
         route = self.problem.route(tensor, made, want, source, target)
         assert route is not None, f"{tensor} does not cross as {want}"
@@ -156,13 +148,11 @@ class Borders:
         return have, want, collectives or ()
 
     def gradient(self, tensor: Tensor, layout: Layout, state: Placement) -> bool:
-        """Whether a gradient flows through this form of the tensor."""
         live = self.live.get((tensor, layout), ())
         return tensor in self.problem.flow.needs and state in live
 
     def form(self, subgraph: Subgraph) -> Hashable:
-        """What a component's local graph follows from: components of equal forms have the same
-        one, under other names."""
+        """What a local graph follows from: components of equal forms have the same, renamed."""
         names, layout = subgraph.names, self.problem.layout(subgraph)
         inputs = tuple(
             (names[tensor], item.want, tensor[0] in self.analysis.of_rows)
@@ -185,9 +175,7 @@ class LocalGraph:
 
 
 class LocalGraphWriter:
-    """Writes one component's local graph.
-
-    forms: the nodes of tensors by state. made: the state that each tensor is made or read in."""
+    """Writes one component's local graph. forms: nodes by tensor and state. made: first states."""
 
     def __init__(self, borders: Borders, subgraph: Subgraph) -> None:
         self.borders, self.subgraph = borders, subgraph
@@ -210,7 +198,6 @@ class LocalGraphWriter:
         return node
 
     def add_placeholders(self) -> None:
-        """The axis, the rows, inputs, parameters, buffers and constants."""
         self.axis = self.placeholder("axis")
         self.rows = self.placeholder("rows")
         meta.of_rows.set(self.rows, True)
@@ -237,26 +224,21 @@ class LocalGraphWriter:
                 self.forms[tensor, state] = self.graph.call_function(getitem, (results, k))
             else:
                 x = self.form(tensor, source)
-                lengths = length_of(tensor, source, self.m)
-                moved = self.graph.call_method(
-                    "move", (self.axis, x, str(source), str(state), *lengths)
-                )
+                states, lengths = (str(source), str(state)), length_of(tensor, source, self.m)
+                moved = self.graph.call_method("move", (self.axis, x, *states, *lengths))
                 self.forms[tensor, state] = moved
                 gradient = self.borders.gradient(tensor, self.layout, state)
                 collectives = move_collectives(value_of(tensor), source, state, self.m, gradient)
                 self.communicate(moved, collectives)
         return self.forms[tensor, state]
 
-    def communicate(
-        self, node: Node, collectives: tuple[Collective, ...], pauses: bool = True
-    ) -> None:
+    def communicate(self, node: Node, sent: tuple[Collective, ...], pauses: bool = True) -> None:
         """Notes what a node sends, after what was computed before it."""
         self.finish_computation()
         self.sent_by[node] = len(self.events)
-        self.events.append(Communication(collectives, pauses))
+        self.events.append(Communication(sent, pauses))
 
     def finish_computation(self) -> None:
-        """Notes what was computed since the last event."""
         if self.computed:
             self.events.append(Computation(self.computed))
             self.computed = 0.0
@@ -275,7 +257,6 @@ class LocalGraphWriter:
         return self.form(origin(node), R) if meta.values_of(node) else self.number(node)
 
     def add_operators(self) -> None:
-        """The component's operators in order, and the output."""
         specs = self.assignment.specs[self.subgraph.index]
         for i, spec in enumerate(specs):
             self.add_operator(i, spec)
@@ -326,7 +307,6 @@ class LocalGraphWriter:
 
 
 def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalComponent:
-    """A component of the form that was written."""
     index, layout = subgraph.index, borders.problem.layout(subgraph)
     component = borders.problem.step.chain.components[index]
     parameters = tuple(map(meta.name, subgraph.parameters))
@@ -340,24 +320,18 @@ def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalCo
     ]
     reasons = zip(parameters, written.unsharded, strict=True)
     return LocalComponent(
-        component=component,
-        layout=layout,
-        graph=written.graph,
-        inputs=inputs,
+        component=component, layout=layout, graph=written.graph, inputs=inputs,
         outputs=tuple(Output(value_of(t), s) for t, s in borders.handed[index]),
-        parameters=parameters,
-        buffers=buffers,
-        constants=constants,
+        parameters=parameters, buffers=buffers, constants=constants,
         events=(*borders.moves[index], *written.events),
         unsharded={name: why for name, why in reasons if why},
         program=program_of(written.form, inputs, tensors, constants, layout),
         arrivals=len(borders.moves[index]),
-    )
+    )  # fmt: skip
 
 
 def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
-    """What a move must know besides placements: how long a dimension is of which ranks have
-    unequal parts."""
+    """How long a dimension is of which ranks have unequal parts: what a move must know besides."""
     shape = value_of(tensor).shape
     even = not source.sharded or source.even(shape[source.dim], m)
     return () if even else (shape[source.dim],)

@@ -57,8 +57,7 @@ TABLE: dict[Pair, Kinds] = {
 def collective(
     kind: CollectiveKind, direction: str, ranks: int, value: Value, sharded: Placement
 ) -> Collective:
-    """A collective over all of `value`, or over the parts that ranks have of it where it is
-    `sharded`: each counts as much as the largest (all-to-all counts one part)."""
+    """A collective over `value`, or parts where `sharded`, each as large as the largest."""
     share = ranks if kind == "all_to_all" else 1
     size = sharded.padded_bytes(value.bytes(1), value.shape, ranks) // share
     if value.rows is None:
@@ -99,17 +98,11 @@ NOT_NESTED: dict[Pair, Kinds] = {("R", "R"): ("all_to_all", "all_to_all")}
 
 
 def edge_collectives(
-    value: Value,
-    have: Placement,
-    want: Placement,
-    source: Layout,
-    target: Layout,
+    value: Value, have: Placement, want: Placement, source: Layout, target: Layout,
     backward: bool = True,
-) -> tuple[Collective, ...] | None:
-    """What a rank runs to bring `value` from `source` to `target`; None: not allowed.
-
-    `bytes_per_row` is per row of the producer's data block. `backward`: whether a gradient flows.
-    """
+) -> tuple[Collective, ...] | None:  # fmt: skip
+    """What a rank runs to bring `value` from `source` to `target`; None: not allowed. In bytes per
+    row of the producer's data block. `backward`: whether a gradient flows."""
     assert source.mesh != target.mesh, "equal layouts move along their axis"
     if source.positions != target.positions:
         return _messages(value, have, want, source, target, backward)
@@ -125,7 +118,6 @@ def edge_collectives(
 def _rows_and_placement(
     value: Value, have: Placement, want: Placement, source: Layout, target: Layout, backward: bool
 ) -> tuple[Collective, ...] | None:
-    """On the same devices: the ranks exchange rows, or their parts of them."""
     a, b = source.tensor, target.tensor
     payload, pair = value.bytes(1), (have.kind, want.kind)
     if a % b == 0:  # the consumer's blocks have fewer rows
@@ -153,9 +145,8 @@ def _messages(
 ) -> tuple[Collective, ...] | None:
     """From the ranks of one stage to those of another: the most that one of them sends or gets.
 
-    Each of the target's ranks gets its rows of the value, or of its shard, and all sources send
-    equally much:  received = rows / target.data,  sent = received * target ranks / source ranks.
-    """
+    Each of the target's ranks gets its rows of the value, or of its shard, all sources send
+    equally: received = rows / target.data, sent = received * target ranks / source ranks."""
     for state, layout in ((have, source), (want, target)):
         if state.sharded and (value.rows is None or state.dim == value.rows.dim):
             return None
@@ -169,16 +160,13 @@ def _messages(
     per_row, fixed = 0, ceil(most)
     if value.rows is not None:
         per_row, fixed = ceil(most * source.data / target.data), 0
-    return tuple(
-        Collective("send", direction, 2, per_row, fixed, source.data, stride)
-        for direction in directions
-    )
+    of = per_row, fixed, source.data, stride
+    return tuple(Collective("send", direction, 2, *of) for direction in directions)
 
 
 def _rowless(
     value: Value, have: Placement, want: Placement, a: int, backward: bool
 ) -> tuple[Collective, ...] | None:
-    """The move of a value without rows, which all ranks have."""
     if have.kind not in "Rr" or want.kind not in "Rr":
         return None
     if have.kind == "R" and backward and value.differentiable and a > 1:

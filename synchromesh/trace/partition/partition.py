@@ -34,16 +34,11 @@ __all__ = [
 
 
 def partition(
-    step: Step,
-    layouts: Sequence[Layout],
-    *,
-    rows: int,
+    step: Step, layouts: Sequence[Layout], *, rows: int,
     pins: Mapping[tuple[str, Layout], Placement] | None = None,
-    sample: random.Random | None = None,
-    price: Price | None = None,
-    leaves: Mapping[range, Layout] | None = None,
-    analysis: Analysis | None = None,
-) -> Partition:
+    sample: random.Random | None = None, price: Price | None = None,
+    leaves: Mapping[range, Layout] | None = None, analysis: Analysis | None = None,
+) -> Partition:  # fmt: skip
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
     rows: global batch rows, for prices. pins: placements fixed beforehand. sample: take a
@@ -85,13 +80,10 @@ def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
 
 
 def problem_of(
-    analysis: Analysis,
-    layouts: Sequence[Layout],
-    rows: int,
-    pins: Mapping[tuple[str, Layout], Placement],
-    price: Price,
+    analysis: Analysis, layouts: Sequence[Layout], rows: int,
+    pins: Mapping[tuple[str, Layout], Placement], price: Price,
     leaves: Mapping[range, Layout] | None = None,
-) -> StepProblem:
+) -> StepProblem:  # fmt: skip
     assert len(layouts) == len(analysis.subgraphs), "one layout per component"
     check_reduced(analysis.step, layouts)
     meshes = tuple(layout.mesh for layout in layouts)
@@ -100,8 +92,7 @@ def problem_of(
 
 
 def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout], Placement]:
-    """Pins that keep parameters replicated where rows depend on each other, which stand under a
-    tensor degree for their rows alone: for optimizers that cannot update shards."""
+    """Pins that replicate parameters where rows depend on each other (some optimizers)."""
     return {
         (parameter.name, layout.mesh): REPLICATED
         for component, layout in zip(step.chain.components, layouts, strict=True)
@@ -111,8 +102,7 @@ def unsharded(step: Step, layouts: Sequence[Layout]) -> dict[tuple[str, Layout],
 
 
 def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
-    """ValueError where a value reduced over a block of rows would be read by blocks of other
-    rows."""
+    """ValueError where a value reduced over a block of rows would be read by other blocks."""
     assert step.graph is not None
     names = step.chain.names
     for node in filter(meta.reduced, step.graph.nodes):
@@ -127,15 +117,13 @@ def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
 
 
 def assign(problem: StepProblem, chance: random.Random | None) -> Assignment:
-    """The cheapest assignment, or a random valid one."""
     if chance is not None:
         return problem.assignment(sample(problem.problem, chance))
     return problem.assignment(choose(problem.problem, problem.must_shard))
 
 
 def parts_alike(step: Step) -> bool:
-    """Whether micro-batches compute what the batch does (batch norm would not, nor would a loss
-    that couples rows)."""
+    """Whether micro-batches compute what the batch does; not with batch norm or coupled rows."""
     if step.graph is None or step.coupled or any(guard.of_blocks for guard in step.guards):
         return False
     return not any(meta.effect(n) or normalises_batch(n) for n in calls(step.graph))

@@ -12,8 +12,7 @@ With these flows the linear relaxation is nearly integral (products `y >= x_a + 
 take minutes). A move from a to b is paid once for all readers: M[a, b] >= g[a, b] of each.
 
 Two steps, because replicating everything needs no traffic at all: first the fewest parameter
-bytes a rank must hold; then the least price with every parameter of weight as finely sharded as
-that (see `Price.small`)."""
+bytes a rank must hold; then the least price, parameters (but `Price.small`) sharded as finely."""
 
 import random
 from collections import ChainMap
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,10 +30,8 @@ from synchromesh.values.traffic import Collective, sent_bytes
 
 @dataclass(frozen=True)
 class Price:
-    """What things cost, in bytes sent; a measured profile may give other numbers.
-
-    Sent bytes are what counts; the other prices break ties between assignments of equal traffic.
-    All are chosen, not measured."""
+    """What things cost, in bytes sent; a measured profile may give other numbers. The other prices
+    break ties between assignments of equal traffic. All are chosen, not measured."""
 
     byte: float = 1.0  # a byte sent
     latency: float = 1024.0  # a collective: 50 us at 20 MB/s, little beside any activation
@@ -55,24 +53,8 @@ class Price:
 
 
 @dataclass(frozen=True)
-class SolverLimits:
-    """How the integer program is solved. Chosen, not measured.
-
-    shared_move: moves below this price, in bytes sent, are paid per reader: not worth a variable.
-    seconds: after which the best solution so far is taken. attempts: of a random assignment."""
-
-    shared_move: float = 1.0
-    seconds: float = 120.0
-    attempts: int = 100_000
-
-
-LIMITS = SolverLimits()
-
-
-@dataclass(frozen=True)
 class UnitOption:
-    """One way to run a unit: states it reads (by slot) and makes (by output), its price, and the
-    parameter bytes that a rank then holds."""
+    """One way to run a unit: states it reads (by slot), makes, price, parameter bytes held."""
 
     reads: tuple[Placement, ...]
     makes: tuple[Placement, ...]
@@ -86,8 +68,7 @@ MovePrice = Callable[[Placement, Placement], float | None]  # None: not allowed
 
 @dataclass
 class ValueFlow:
-    """A value from its maker to its readers: what a move of it costs, how often an equal flow
-    occurs."""
+    """A value from its maker to its readers: what a move costs, how often an equal flow occurs."""
 
     maker: Port  # unit, output
     readers: tuple[Port, ...]  # unit, slot
@@ -97,15 +78,12 @@ class ValueFlow:
     count: int = 0
 
     def move_price(self, made: Placement, read: Placement) -> float | None:
-        """That of a move to a reader; None: not allowed."""
         return 0.0 if made == read and not self.crosses else self.price(made, read)
 
 
 @dataclass
 class PlacementProblem:
-    """All units and flows of a step.
-
-    options: of each unit. counts: how often it occurs."""
+    """All units and flows of a step. options: of each unit. counts: how often it occurs."""
 
     options: list[Sequence[UnitOption]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -121,8 +99,7 @@ class PlacementProblem:
     def flow(
         self, key: object, maker: Port, readers: Iterable[Port], made: Callable[..., ValueFlow]
     ) -> None:
-        """Adds the flow `made(maker, readers)`, or one more occurrence of one of equal key, maker
-        and readers."""
+        """Adds the flow `made(maker, readers)`, or one more occurrence of an equal one."""
         ports = tuple(sorted(set(readers)))
         name = (key, maker, ports)
         if name not in self.flows:
@@ -145,6 +122,10 @@ class InfeasiblePlacement(AssertionError):
 
 class IntegerProgram:
     """Columns and rows of the integer program over the units' options."""
+
+    # chosen: bytes sent, moves below which are paid per reader; after which the best so far counts
+    SHARED_MOVE: ClassVar[float] = 1.0
+    SECONDS: ClassVar[float] = 120.0
 
     def __init__(self, problem: PlacementProblem, allowed: Mapping[int, Sequence[int]]) -> None:
         self.problem = problem
@@ -181,7 +162,6 @@ class IntegerProgram:
         return columns
 
     def add_costs(self, cost: Callable[[UnitOption], float]) -> None:
-        """The costs of the units' options, as often as the units occur."""
         for i, columns in enumerate(self.x):
             for k, column in columns.items():
                 self.cost[column] = cost(self.problem.options[i][k]) * self.problem.counts[i]
@@ -199,7 +179,7 @@ class IntegerProgram:
                 cost = price(a, b)
                 if cost is None:
                     continue
-                alone = len(flow.readers) == 1 or cost < LIMITS.shared_move
+                alone = len(flow.readers) == 1 or cost < self.SHARED_MOVE
                 g = self.column(cost * flow.count if priced and alone else 0.0)
                 out[a][g] = into[b][g] = 1.0
                 if priced and not alone:
@@ -217,8 +197,8 @@ class IntegerProgram:
             self.row({**flows[state], **dict.fromkeys(columns, -1.0)}, 0, 0)
 
     def solve(self) -> list[int]:
-        """The chosen option of each unit."""
         # imported late: without a tensor degree there is nothing to solve
+        """The chosen option of each unit."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -232,7 +212,7 @@ class IntegerProgram:
             integrality=np.array(self.integer),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
-            options={"mip_rel_gap": 0.0, "time_limit": LIMITS.seconds},
+            options={"mip_rel_gap": 0.0, "time_limit": self.SECONDS},
         )
         if answer.x is None:
             raise InfeasiblePlacement(f"placements: {answer.message}")
@@ -240,9 +220,7 @@ class IntegerProgram:
 
 
 def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list[int]:
-    """The option of each unit: the least price among those that shard the most parameter bytes.
-
-    must_shard: whether the parameter that is unit i must be as finely sharded as possible."""
+    """The options of least price among those that shard the most bytes of what `must_shard`."""
     if all(len(options) == 1 for options in problem.options):
         return [0] * len(problem.options)
     first = IntegerProgram(problem, {})
@@ -263,10 +241,8 @@ def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list
     return second.solve()
 
 
-def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
-    """A random valid assignment: operators take random options, parameters one that fits.
-
-    Where nothing fits, the unit takes any option and its neighbours draw again."""
+def sample(problem: PlacementProblem, chance: random.Random, attempts: int = 100_000) -> list[int]:
+    """A random valid assignment; where nothing fits, a unit's neighbours draw again."""
     options = problem.options
     moves = _rigid_moves(problem)
     makers = {flow.maker[0] for flow in problem.flows.values() if flow.rigid}
@@ -277,7 +253,7 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
         return all(problem.agree(*move, tried) for move in moves[unit])
 
     waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
-    for _ in range(LIMITS.attempts):
+    for _ in range(attempts):
         if not waiting:
             return [taken[i] for i in range(len(options))]
         unit = waiting.pop()
@@ -294,7 +270,6 @@ def sample(problem: PlacementProblem, chance: random.Random) -> list[int]:
 
 
 def _rigid_moves(problem: PlacementProblem) -> list[list[tuple[ValueFlow, Port]]]:
-    """The moves, of which some are forbidden, from and to each unit."""
     moves: list[list[tuple[ValueFlow, Port]]] = [[] for _ in problem.options]
     for flow in problem.flows.values():
         for reader in flow.readers if flow.rigid else ():

@@ -1,5 +1,4 @@
-"""The placement problem of a step: its units and flows, and an assignment read back from its
-solution."""
+"""The placement problem of a step: units, flows, and the assignment that a solution means."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +19,14 @@ from .moves import TABLE, edge_collectives, move_collectives
 from .placement_problem import MovePrice, PlacementProblem, Port, Price, UnitOption, ValueFlow
 from .subgraph import Subgraph, Tensor, value_of
 
+PortsOf = dict[int, list[Port]]  # by component
 # of parameters: no traffic, and no rank holds a parameter twice
 FREE_MOVES = {("R", "P"), ("r", "P"), ("r", "R")}
 
 
 @dataclass
 class Assignment:
-    """What was chosen: a spec per operator, the states of placeholders, of values that cross to
-    another degree."""
+    """What was chosen: a spec per operator, states of placeholders and of values that cross."""
 
     specs: tuple[tuple[OpSpec, ...], ...]  # by component and operator
     placeholders: dict[tuple[Node, Layout], Placement]  # by (node, layout)
@@ -36,11 +35,9 @@ class Assignment:
 
 @dataclass
 class StepProblem:
-    """A step with a layout for each component, as a placement problem.
-
-    layouts: degrees and positions alone (`Layout.mesh`). leaf_layouts: that of the batch on the
-    devices of each stage. pins: placements fixed beforehand, by a parameter's name and a layout.
-    """
+    """A step with a layout for each component, as a placement problem. layouts: degrees and
+    positions alone (`Layout.mesh`). leaf_layouts: that of the batch on the devices of each stage.
+    pins: placements fixed beforehand, by a parameter's name and layout."""
 
     analysis: Analysis
     layouts: tuple[Layout, ...]
@@ -59,9 +56,8 @@ class StepProblem:
         self._units: dict[Hashable, int] = {}
         # parameter unit -> its parts of its component's and of all parameter bytes
         self._shares: dict[int, tuple[float, float]] = {}
-        self.strategies = [
-            self.analysis.strategies(s.index, self.layout(s).tensor) for s in self.subgraphs
-        ]
+        degrees = ((s.index, self.layout(s).tensor) for s in self.subgraphs)
+        self.strategies = [self.analysis.strategies(*each) for each in degrees]
         numbers: dict[Hashable, int] = {}
         classes = (self._class(s) for s in self.subgraphs)
         self.classes = [numbers.setdefault(c, len(numbers)) for c in classes]
@@ -72,22 +68,17 @@ class StepProblem:
     def layout(self, subgraph: Subgraph) -> Layout:
         return self.layouts[subgraph.index]
 
-    # -- units -----------------------------------------------------------------------------
-
     def pin(self, node: Node, layout: Layout) -> Placement | None:
-        """The placement of a parameter that is fixed beforehand, if it is."""
         return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout))
 
     def _class(self, subgraph: Subgraph) -> Hashable:
-        """What components that share units have in common."""
         layout = self.layout(subgraph)
         pins = (self.pin(n, layout) for n in (*subgraph.parameters, *subgraph.buffers))
         kind = self.analysis.kinds[subgraph.index]
         return (kind, layout.data, layout.tensor, tuple(pins))
 
     def _add_placeholders(self) -> None:
-        """One unit for a parameter under one layout, and for the parameters that equal
-        components use in the same place."""
+        """A unit for a parameter under a layout, one for equal components' in one place."""
         uses = list(self._uses())
         roots = _united((("node", n, layout), ("use", c, slot)) for _, n, layout, c, slot in uses)
         read = {(c, slot): (s, n) for s, n, _, c, slot in uses}  # of each class, one component
@@ -99,8 +90,7 @@ class StepProblem:
         for subgraph, node, layout, *_ in uses:
             root = roots["node", node, layout]
             if root not in self._units:
-                options = self._placeholder_options(node, layout, states[root])
-                self._units[root] = self.problem.unit(options)
+                self._units[root] = self.problem.unit(self._options(node, layout, states[root]))
                 if meta.role(node) == "parameter":
                     self._shares[self._units[root]] = self._share(node, subgraph)
             unit = self._units["placeholder", node, layout] = self._units[root]
@@ -121,9 +111,7 @@ class StepProblem:
         of_all = float(sum(c.parameter_bytes for c in components))
         return own / max(of_component, 1.0), own / max(of_all, 1.0)
 
-    def _placeholder_options(
-        self, node: Node, layout: Layout, states: set[Placement]
-    ) -> list[UnitOption]:
+    def _options(self, node: Node, layout: Layout, states: set[Placement]) -> list[UnitOption]:
         value, pinned = value_of((node, 0)), self.pin(node, layout)
         placements = {R}
         if meta.role(node) == "parameter" or node in self.flow.mutated:
@@ -131,9 +119,9 @@ class StepProblem:
             if value.differentiable and layout.tensor > 1:
                 placements.add(r)
         chosen = sorted(placements) if pinned is None else [pinned]
-        return [self._placeholder_option(node, s, layout.tensor) for s in chosen]
+        return [self._option(node, s, layout.tensor) for s in chosen]
 
-    def _placeholder_option(self, node: Node, state: Placement, m: int) -> UnitOption:
+    def _option(self, node: Node, state: Placement, m: int) -> UnitOption:
         """A parameter, buffer or constant in a state over m ranks, with what it costs there."""
         value, is_parameter = value_of((node, 0)), meta.role(node) == "parameter"
         parts, size = m if state.sharded else 1, value.bytes(1)
@@ -177,8 +165,6 @@ class StepProblem:
             self._units[key] = self.problem.unit([option])
         return self._units[key]
 
-    # -- flows -----------------------------------------------------------------------------
-
     def _add_flows(self) -> None:
         readers, outputs = self.analysis.readers, self.analysis.outputs
         for tensor in [*readers, *(t for t in outputs if t not in readers)]:
@@ -194,13 +180,13 @@ class StepProblem:
                 case _:
                     self._add_value(tensor, by_component, tensor in outputs)
 
-    def _add_leaf(self, tensor: Tensor, by_component: dict[int, list[Port]]) -> None:
+    def _add_leaf(self, tensor: Tensor, by_component: PortsOf) -> None:
         """A leaf of the batch is there on the devices of each stage that reads it."""
         for stage in dict.fromkeys(self.layouts[c].positions for c in by_component):
             here = {c: x for c, x in by_component.items() if self.layouts[c].positions == stage}
             self._add_value(tensor, here, False)
 
-    def _add_placeholder_flows(self, node: Node, by_component: dict[int, list[Port]]) -> None:
+    def _add_placeholder_flows(self, node: Node, by_component: PortsOf) -> None:
         for c, readers in by_component.items():
             layout = self.layouts[c]
             if layout.tensor > 1:
@@ -218,15 +204,12 @@ class StepProblem:
         price = self._move_price(tensor, layout)
         return ValueFlow(maker, readers, price, any(map(inside_rows, states)))
 
-    def _add_value(
-        self, tensor: Tensor, by_component: dict[int, list[Port]], is_output: bool
-    ) -> None:
-        """Flows of a value from its maker to its readers, through border units where layouts
-        differ."""
+    def _add_value(self, tensor: Tensor, by_component: PortsOf, is_output: bool) -> None:
+        """From its maker to its readers, through border units where layouts differ."""
         source = self.source(tensor, *(self.layouts[c] for c in by_component))
         maker = self._maker(tensor)
         same: list[Port] = []
-        other: dict[Layout, dict[int, list[Port]]] = {}  # layout -> component -> readers
+        other: dict[Layout, PortsOf] = {}  # layout -> component -> readers
         for c, readers in by_component.items():
             if self.layouts[c] == source:
                 same += readers
@@ -240,10 +223,8 @@ class StepProblem:
             self._add_border(tensor, maker, source, target, reading)
 
     def _add_border(
-        self, tensor: Tensor, maker: Port, source: Layout, target: Layout,
-        reading: dict[int, list[Port]],
-    ) -> None:  # fmt: skip
-        """The unit that has a value under another layout, and flows to it and to its readers."""
+        self, tensor: Tensor, maker: Port, source: Layout, target: Layout, reading: PortsOf
+    ) -> None:
         states = {R} | {
             option.reads[slot]
             for unit, slot in chain.from_iterable(reading.values())
@@ -253,7 +234,11 @@ class StepProblem:
         border = self.problem.unit([UnitOption((w,), (w,)) for w in wanted])
         self.problem.counts[border] = 1
         self._units["border", tensor, target] = border
-        cross = self._cross_price(tensor, source, target)
+
+        def cross(a: Placement, b: Placement) -> float | None:
+            route = self.route(tensor, a, b, source, target)
+            return None if route is None else route[1]
+
         crossing = partial(ValueFlow, price=cross, rigid=True, crosses=True)
         self.problem.flow("border", maker, [(border, 0)], crossing)
         inside = partial(ValueFlow, price=self._move_price(tensor, target))
@@ -261,20 +246,16 @@ class StepProblem:
             self.problem.flow(("border", c), (border, 0), readers, inside)
 
     def source(self, tensor: Tensor, *readers: Layout) -> Layout:
-        """The layout in which a value is made; a leaf of the batch is there on the devices of its
-        `readers`, which are of one stage."""
+        """The layout in which a value is made; of a leaf that of the stage of its `readers`."""
         if meta.role(tensor[0]) == "leaf":
             return self.leaf_layouts[readers[0].positions]
         return self.layouts[self.analysis.makers[tensor][0]]
 
     def _maker(self, tensor: Tensor) -> Port:
-        """What makes a value: unit, output."""
         if meta.role(tensor[0]) == "leaf":
             return self._fixed_unit(("leaf", tensor[0]), UnitOption((), (R,))), 0
         component, operator = self.analysis.makers[tensor]
         return self.unit(self.subgraphs[component], operator), tensor[1]
-
-    # -- prices of moves -------------------------------------------------------------------
 
     def _placeholder_move(self, node: Node, layout: Layout) -> MovePrice:
         is_parameter, value = meta.role(node) == "parameter", value_of((node, 0))
@@ -307,18 +288,10 @@ class StepProblem:
 
         return price
 
-    def _cross_price(self, tensor: Tensor, source: Layout, target: Layout) -> MovePrice:
-        def price(a: Placement, b: Placement) -> float | None:
-            route = self.route(tensor, a, b, source, target)
-            return None if route is None else route[1]
-
-        return price
-
     def route(
         self, tensor: Tensor, made: Placement, want: Placement, source: Layout, target: Layout
     ) -> tuple[Placement, float] | None:
-        """How a value made in one state crosses to `want` of another degree: the state it leaves
-        in, its price."""
+        """How a value crosses to `want` of another degree: the state it leaves in, its price."""
         value, backward = value_of(tensor), tensor in self.flow.needs
         move = self._move_price(tensor, source)
         best: tuple[Placement, float] | None = None
@@ -334,10 +307,7 @@ class StepProblem:
                 best = have, total
         return best
 
-    # -- the solution ----------------------------------------------------------------------
-
     def assignment(self, taken: list[int]) -> Assignment:
-        """The solution in terms of the step."""
         specs = []
         for subgraph, strategies in zip(self.subgraphs, self.strategies, strict=True):
             options = ((self.unit(subgraph, i), s) for i, s in enumerate(strategies.specs))

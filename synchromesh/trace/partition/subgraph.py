@@ -38,8 +38,7 @@ def results_of(node: Node) -> list[Tensor]:
 
 
 def value_of(tensor: Tensor) -> Value:
-    """The tensor's description; an entry of a tuple goes by the name of the node that takes it
-    out."""
+    """The tensor's description; an entry of a tuple has the name of the node that takes it out."""
     node, k = tensor
     described: Value = meta.value(node)
     if isinstance(described, tuple):
@@ -57,8 +56,7 @@ def reads(node: Node) -> list[Tensor]:
 
 
 def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
-    """The tensor as rules see it; never sharded where its rows do not lie along one dimension,
-    and not behind the rows where their order is not proved."""
+    """The tensor as rules see it; not sharded where its rows lie in several dims or no order."""
     node, k = tensor
     proved = meta.why_irregular(node, k) is None
     value = value_of(tensor)
@@ -118,7 +116,6 @@ def gradient_flow(step: Step) -> GradientFlow:
 
 
 def _differentiable(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """Those of some tensors that a gradient may flow through."""
     described = ((t, value_of(t)) for t in tensors)
     return {t for t, value in described if value is not None and value.differentiable}
 
@@ -150,7 +147,6 @@ def _subgraph(index: int, nodes: tuple[Node, ...], flow: GradientFlow) -> Subgra
     signature: list[Hashable] = [(names[t], _type_of(t, flow)) for t in names]
 
     def refer(node: Node) -> Reference:
-        """Tensors by local name, integers by how they are computed."""
         if meta.values_of(node):
             return Reference(names[origin(node)])
         return Reference((str(node.target), map_arg(node.args, refer)))

@@ -1,5 +1,4 @@
-"""Placement rules per operator family: `op_specs(op)` gives every valid combination of
-placements."""
+"""Placement rules per operator family: `op_specs(op)` gives every valid combination."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -50,11 +49,9 @@ def op_specs(op: Operator) -> list[OpSpec]:
 
 
 def _candidates(op: Operator) -> Iterator[OpSpec]:
-    """All that may be valid, if sizes allow it.
-
-    A deterministic operator on replicated inputs gives replicated outputs, and as
-    vector-Jacobian products are linear in the gradient, partial gradients of the outputs give
-    partial gradients of the inputs."""
+    """All that may be valid, if sizes allow it. A deterministic operator on replicated inputs
+    gives replicated outputs, and as vector-Jacobian products are linear in the gradient, partial
+    gradients of the outputs give partial gradients of the inputs."""
     yield OpSpec((R,) * len(op.inputs), (R,) * len(op.outputs))
     if meta.effect(op.node) and op.name != "batch_norm":
         return
@@ -79,7 +76,6 @@ def _allowed(op: Operator, spec: OpSpec) -> OpSpec | None:
 def _with_gradients(
     states: tuple[Placement, ...], tensors: tuple[Operand, ...], flows: bool = True
 ) -> tuple[Placement, ...]:
-    """`r` as R where no gradient flows."""
     pairs = zip(states, tensors, strict=True)
     return tuple(s if s.kind != "r" or (flows and x.differentiable) else R for s, x in pairs)
 

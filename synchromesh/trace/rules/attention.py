@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.trace.nodes import by_operator, dim_of
@@ -25,10 +26,8 @@ from .operator import (
 
 
 def attention(op: Operator) -> Iterator[OpSpec]:
-    """query [.., h, L, e], key [.., k, S, e], value [.., k, S, v] -> [.., h, L, v].
-
-    Of no queries torch makes no gradient for the mask, so that a rank without heads would not
-    take part in what moves it."""
+    """query [.., h, L, e], key [.., k, S, e], value [.., k, S, v] -> [.., h, L, v]. Of no queries
+    torch makes no gradient for the mask: a rank without heads would not take part in its move."""
     learned = op.slot("attn_mask") is not None and op.tensor("attn_mask").differentiable
     yield from op.on_entries(_specs(op)) if learned else _specs(op)
 
@@ -47,7 +46,6 @@ def _specs(op: Operator) -> Iterator[OpSpec]:
 
 
 def _along(op: Operator, s: Placement) -> Iterator[OpSpec]:
-    """The spec whose output is in the state `s`, where there is one."""
     q, k, v = op.tensor("query"), op.tensor("key"), op.tensor("value")
     masked = _mask_state(op, s)
     match s.dim - len(op.output.shape):
@@ -66,7 +64,6 @@ def _along(op: Operator, s: Placement) -> Iterator[OpSpec]:
 
 
 def _by_groups(op: Operator, heads: int, groups: int) -> Iterator[OpSpec]:
-    """By groups of query heads that read one key head."""
     dim = len(op.output.shape) - 3
     known = [(heads, x.cuts(dim)) for x in (op.tensor("query"), op.output)]
     known += [(groups, op.tensor(name).cuts(dim)) for name in ("key", "value")]
@@ -77,8 +74,7 @@ def _by_groups(op: Operator, heads: int, groups: int) -> Iterator[OpSpec]:
 
 
 def _mask_state(op: Operator, state: Placement) -> Placement | None:
-    """That of the mask, which broadcasts to scores [.., h, L, S], where the output is in `state`;
-    None without a mask, and where the output is cut along the values' own dim."""
+    """That of the mask, the output being in `state`; None if absent or along the values' dim."""
     out = op.output
     if op.slot("attn_mask") is None or state.dim == len(out.shape) - 1:
         return None
@@ -93,11 +89,8 @@ def _own_heads(op: Operator, state: Placement) -> Replace:
 
     def emit(to: Emit, given: dict[str, Any]) -> Node:
         for name in ("key", "value"):
-            given[name] = (
-                to.call(own_head, to.axis, given[name], op.m // groups)
-                if one
-                else to.call(own_heads, to.axis, given[name], heads, state.segments, state.unit)
-            )
+            of = (op.m // groups,) if one else (heads, state.segments, state.unit)
+            given[name] = to.call(own_head if one else own_heads, to.axis, given[name], *of)
         extra = {n: x for n, x in given.items() if n not in ("query", "key", "value")}
         extra["enable_gqa"] = one
         return to.call(
@@ -108,14 +101,12 @@ def _own_heads(op: Operator, state: Placement) -> Replace:
     return emit
 
 
-def own_head(axis: TensorAxis, x: torch.Tensor, ranks: int) -> torch.Tensor:
+def own_head(axis: TensorAxis, x: Tensor, ranks: int) -> Tensor:
     """The one key or value head that this rank's query heads read; `ranks` ranks share each."""
     return x.narrow(-3, axis.index // ranks, 1)
 
 
-def own_heads(
-    axis: TensorAxis, x: torch.Tensor, heads: int, segments: int, unit: int
-) -> torch.Tensor:
+def own_heads(axis: TensorAxis, x: Tensor, heads: int, segments: int, unit: int) -> Tensor:
     """For each of this rank's query heads, the key or value head that it reads."""
     boxes = shard(0, segments, unit).boxes((heads,), axis.size, axis.index)
     own = torch.cat([torch.arange(start, stop, device=x.device) for ((start, stop),) in boxes])

@@ -28,8 +28,7 @@ FILLING = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
 def elementwise(op: Operator) -> Iterator[OpSpec]:
-    """Sharded outputs from sharded inputs; broadcast inputs are replicated, their gradients
-    partial."""
+    """Sharded outputs from sharded inputs; broadcast ones in `r`."""
     if op.name in BROADCASTING or len(op.outputs) != 1:
         return
     for state in broadcast_states(op):

@@ -42,9 +42,7 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
 def embedding_of_part(
     axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int, words: int
 ) -> Tensor:
-    """Rows of this rank's part of a table of so many words, zeros where another rank has the row.
-
-    `padding`: the global index whose row gets no gradient, -1 for none."""
+    """Rows of this rank's part of a table, zeros for others'. padding: a row without gradient."""
     start, stop = shard(0).share(words, axis.size, axis.index)
     local = indices - start
     elsewhere = (indices < start) | (indices >= stop)
@@ -75,14 +73,11 @@ class Bags:
 
     @property
     def count(self) -> int:
-        """How many bags there are."""
         return len(self.offsets) - bool(self.include_last_offset)
 
     def of_indices(self) -> Tensor:
-        """The bag of each index."""
-        places = torch.arange(
-            len(self.indices), dtype=self.offsets.dtype, device=self.offsets.device
-        )
+        offsets = self.offsets
+        places = torch.arange(len(self.indices), dtype=offsets.dtype, device=offsets.device)
         return torch.searchsorted(self.offsets, places, right=True).to(torch.int64) - 1
 
     def counted(self) -> Tensor:
@@ -94,9 +89,7 @@ class Bags:
 
 def embedding_bag(op: Operator) -> Iterator[OpSpec]:
     """weight [vocabulary, hidden]: by hidden, by vocabulary (partial); the indices are replicated.
-
-    The results behind the first one count indices and bags; `max_indices` has a column for each
-    of the maxima."""
+    Later results count indices and bags; `max_indices` has a column for each of the maxima."""
     w, out, largest = op.tensor("weight"), op.output, op.constant("mode") == BagMode.MAX
     rest = (R,) * (len(op.outputs) - 1)
     for s in sorted(cut.at(1) for cut in w.cuts(1) | out.cuts(1)):
@@ -135,10 +128,9 @@ def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
 
 def embedding_bag_of_part(axis: TensorAxis, weight: Tensor, words: int, **given: Any) -> Tensor:
     """What this rank's part of a table of so many words contributes to each of the bags (`Bags`)
-    that are given: the sums over ranks are the bags.
-
-    A mean is a sum of entries over their number. A largest entry is contributed by the rank that
-    has it, of equal ones by that of the first in the bag, whose gradient it gets."""
+    that are given: the sums over ranks are the bags. A mean is a sum of entries over their number.
+    A largest entry is contributed by the rank that has it, of equal ones by that of the first in
+    the bag, whose gradient it gets."""
     bags = Bags(**given)
     start, stop = shard(0).share(words, axis.size, axis.index)
     counted, bag = bags.counted(), bags.of_indices()

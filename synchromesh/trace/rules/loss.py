@@ -1,5 +1,4 @@
-"""Rules for losses: cross-entropy on vocabulary-sharded logits, and losses that are elementwise
-before a sum."""
+"""Rules for losses: cross-entropy on sharded classes, and those elementwise before a sum."""
 
 from collections.abc import Iterator
 from math import prod
@@ -23,8 +22,7 @@ class AtenReduction:
 
 
 def cross_entropy(op: Operator) -> Iterator[OpSpec]:
-    """By classes (replicated targets, class indices only), or by a dim behind them where nothing
-    is averaged."""
+    """By classes (replicated class indices), or by a dim behind them where nothing is averaged."""
     target = op.tensor("target")
     if not target.floating and op.slot("weight") is None:
         yield from _by_classes(op)
@@ -54,8 +52,7 @@ def _by_classes(op: Operator) -> Iterator[OpSpec]:
 
 
 def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
-    """A maximum and one sum of two (three when smoothing) numbers for every target; forward
-    only."""
+    """A maximum and one sum of two (smoothing: three) numbers for every target; forward only."""
     target, logits = op.tensor("target"), op.tensor("self")
     count = prod(target.shape)
     per_row, fixed = (count // ROWS, 0) if logits.rows_dim is not None else (0, count)
@@ -67,17 +64,10 @@ def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
 
 
 def cross_entropy_of_part(
-    axis: TensorAxis,
-    logits: Tensor,
-    target: Tensor,
-    reduction: int,
-    ignore_index: int,
-    smoothing: float,
-    classes: int,
-) -> Tensor:
-    """Cross-entropy where `logits` are this rank's part of the classes and `target` is
-    replicated.
-
+    axis: TensorAxis, logits: Tensor, target: Tensor, reduction: int, ignore_index: int,
+    smoothing: float, classes: int,
+) -> Tensor:  # fmt: skip
+    """Cross-entropy where `logits` are this rank's part of the classes and `target` is replicated.
     loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
     ranks, of which every rank has one at least."""
     dim = 1 if logits.dim() > 1 else 0
@@ -102,8 +92,7 @@ def cross_entropy_of_part(
 
 
 def distance(op: Operator) -> Iterator[OpSpec]:
-    """mse, l1, smooth l1, huber, binary cross-entropy: elementwise, then none, sum or mean
-    (partial)."""
+    """mse, l1, huber, binary cross-entropy ...: elementwise, then none, sum, mean (partial)."""
     reduction = op.constant("reduction", AtenReduction.MEAN)
     x = op.inputs[0]
     if any(y.shape != x.shape for y in op.inputs):

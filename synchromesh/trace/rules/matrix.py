@@ -75,8 +75,7 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
 
 
 def einsum(op: Operator) -> Iterator[OpSpec]:
-    """Any letter: inputs that have it are sharded there, the others replicated; partial when it is
-    summed over."""
+    """Any letter: inputs that have it are sharded there; partial when it is summed over."""
     terms, made = _einsum_terms(op)
     for letter in sorted(set().union(*terms.values())):
         dims = {slot: term.index(letter) for slot, term in terms.items() if letter in term}

@@ -11,8 +11,7 @@ from .operator import Emit, Operator, OpSpec, Rule, group_states, spread
 
 
 def layer_norm(op: Operator) -> Iterator[OpSpec]:
-    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias are
-    replicated, their gradients partial."""
+    """layer_norm, rms_norm: dims in front of the normalised ones; weight and bias in `r`."""
     n = len(op.output.shape)
     yield from op.along(*range(n - len(op.constant("normalized_shape")), n))
 
@@ -53,8 +52,7 @@ def weight_norm(op: Operator) -> Iterator[OpSpec]:
 
 
 def synchronised(to: Emit, given: dict[str, Any]) -> Node:
-    """Training-mode batch norm through the axis: the engine decides over which rows its statistics
-    are taken."""
+    """Batch norm in training through the axis: the engine decides over which rows."""
     return to.method("batch_norm", *(given.get(n) for n in ARGUMENTS))
 
 

@@ -1,5 +1,4 @@
-"""An operator as placement rules see it, and its specs: valid combinations of placements; and the
-tensor axis that local operators run on.
+"""An operator as placement rules see it, its specs, and the axis that local operators run on.
 
 A rule is a function from an operator to its specs. Each spec must be right for value and
 gradient: with the inputs in the states it names, the local operator gives outputs in the states
@@ -17,13 +16,7 @@ from torch.fx import Node
 
 from synchromesh.trace.nodes import OperatorCall
 from synchromesh.values.component import ITEM_BYTES, Value
-from synchromesh.values.placement import (
-    REPLICATED,
-    REPLICATED_PARTIAL_GRADIENT,
-    Placement,
-    shard,
-    shard_units,
-)
+from synchromesh.values.placement import Placement, shard, shard_units
 from synchromesh.values.traffic import Collective
 
 # batch rows in concrete shapes: a prime, so that no other size is confused with it
@@ -33,7 +26,7 @@ SUMMABLE = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
 )  # fmt: skip
 
-R, r, P = REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement("P")
+R, r, P = Placement("R"), Placement("r"), Placement("P")  # r: replicated, gradient partial
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,6 @@ class Operand:
         return self.regular and state.dim < len(self.shape) and self._divides(state, m)
 
     def _divides(self, state: Placement, m: int) -> bool:
-        """Whether the tensor can be cut along one of its dimensions as `state` says."""
         inner = inside_rows(state)
         if inner and (self.border or not self.rows_proved):
             return False
@@ -77,11 +69,9 @@ class Operand:
         )
 
     def even(self, state: Placement, m: int) -> bool:
-        """Whether all of m ranks have equal parts of the tensor."""
         return state.even(self.shape[state.dim], m)
 
     def populated(self, state: Placement, m: int) -> bool:
-        """Whether every one of m ranks has a part of the tensor."""
         return state.units(self.shape[state.dim]) >= m
 
     def cuts(self, dim: int) -> set[Placement]:
@@ -89,16 +79,14 @@ class Operand:
         return {s.at(0) for s in self.states if s.dim == dim}
 
     def share(self, state: Placement, m: int) -> float:
-        """The part of the tensor that one of m ranks has, at most."""
         return state.local_shape(self.shape, m)[state.dim] / self.shape[state.dim]
 
 
 def inside_rows(state: Placement) -> bool:
-    """Whether the state shards what stands behind the rows in their dimension.
-
-    (rows * heads, length, width) can be sharded by heads, as in `nn.MultiheadAttention`: one
-    segment for every row. As the number of rows is not fixed, such a state has no text form; a
-    value in it stays inside its component and is never moved."""
+    """Whether the state shards what stands behind the rows in their dimension. (rows * heads,
+    length, width) can be sharded by heads, as in `nn.MultiheadAttention`: one segment for every
+    row. As the number of rows is not fixed, such a state has no text form; a value in it stays
+    inside its component and is never moved."""
     return state.sharded and state.segments % ROWS == 0
 
 
@@ -111,7 +99,6 @@ def concrete(value: Value) -> tuple[int, ...]:
 
 
 def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
-    """The value as rules see it."""
     rows_dim = None if value.rows is None else value.rows.dim
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
     return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
@@ -130,9 +117,7 @@ def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
 def group_states(
     groups: int, m: int, known: Iterable[tuple[int, Iterable[Placement]]]
 ) -> list[Placement]:
-    """States of a dimension with an entry for each of the groups, over m ranks.
-
-    known: lengths of dimensions that are made of the groups, and states that shard them."""
+    """States of a dimension of groups, over m ranks. known: lengths of groups, states."""
     of_groups = {shard(0)}
     for length, states in known:
         inner = length // groups
@@ -145,8 +130,7 @@ def group_states(
 
 
 def spread(state: Placement, groups: int, length: int, dim: int, m: int) -> Placement:
-    """The state of dimension `dim`, of so many entries, in which each of m ranks has the groups
-    that it has in `state`."""
+    """The state of `dim`, of so many entries, with the groups on each rank as in `state`."""
     return shard_units(length, m, dim, state.segments, state.unit * (length // groups))
 
 
@@ -160,30 +144,20 @@ class TensorAxis(Protocol):
     index: int  # this rank's place among them
 
     def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
-        """`x` from one placement to another, value and gradient (table in docs/design.md).
-
-        length: entries of the dimension that the source shards; 0: size times those of `x`."""
+        """`x` from one placement to another, value and gradient (table in docs/design.md). length:
+        entries of the dimension that the source shards; 0: size times those of `x`."""
 
     def maximum(self, x: Tensor) -> Tensor:
         """The elementwise largest of the ranks' `x`, without gradient."""
 
     def stream(self, key: int, sharded: bool, rows: bool) -> None:
-        """Seeds the default generator for random operator `key`; `sharded`: bits differ along
-        the axis; `rows`: and with the rows of the batch."""
+        """Seeds random operator `key`; sharded: bits differ along the axis; rows: with rows."""
 
     def batch_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        """Batch norm in training mode: the engine decides over which rows its statistics are
-        taken."""
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+        running_var: Tensor | None, training: bool, momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        """In training mode the engine decides over which rows its statistics are taken."""
 
 
 def local_entries(axis: TensorAxis, entries: int, segment: int, unit: int) -> int:
@@ -205,7 +179,6 @@ class Emit:
         return self.graph.call_function(function, args, kwargs)
 
     def original(self, node: Node, given: dict[str, Any]) -> Node:
-        """The operator of `node` with the arguments `given`."""
         values = list(given.values())
         n = len(node.args)
         kwargs = dict(list(given.items())[n:])
@@ -242,12 +215,9 @@ class Operator(OperatorCall):
     """One node of the graph on m ranks: arguments by name, tensor operands in call order."""
 
     def __init__(
-        self,
-        node: Node,
-        m: int,
-        operand_of: Callable[[Node], Operand | None],
+        self, node: Node, m: int, operand_of: Callable[[Node], Operand | None],
         outputs: tuple[Operand, ...],
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(node)
         self.m, self.outputs = m, outputs
         self._slots: dict[str, list[int | None]] = {}
@@ -266,35 +236,26 @@ class Operator(OperatorCall):
         return self.outputs[0]
 
     def slot(self, name: str) -> int | None:
-        """Index among the tensor inputs of the tensor argument `name`; None when it is not
-        given."""
+        """Index among the tensor inputs of the argument `name`; None when it is not given."""
         slots = self._slots.get(name, [])
         return slots[0] if slots else None
 
     def slots(self, name: str) -> list[int | None]:
-        """The same for an argument that is a list of tensors."""
         return self._slots.get(name, [])
 
     def given_slots(self, name: str) -> list[int]:
-        """Those of the tensors of a list that are given."""
         return [slot for slot in self.slots(name) if slot is not None]
 
     def tensor(self, name: str) -> Operand:
-        """The tensor argument `name`, which must be given."""
         slot = self.slot(name)
         assert slot is not None, f"{self.name} has no tensor {name}"
         return self.inputs[slot]
 
     def spec(
-        self,
-        states: Mapping[Any, Placement | None],
-        output: Placement | tuple[Placement, ...],
-        *,
-        share: float | None = None,
-        **rest: Any,
-    ) -> OpSpec:
-        """A spec from states by argument name or slot; inputs not named are `r` (their
-        gradient partial)."""
+        self, states: Mapping[Any, Placement | None], output: Placement | tuple[Placement, ...],
+        *, share: float | None = None, **rest: Any,
+    ) -> OpSpec:  # fmt: skip
+        """From states by argument name or slot; inputs not named are `r` (partial gradient)."""
         inputs = [r] * len(self.inputs)
         for key, state in states.items():
             slot = self.slot(key) if isinstance(key, str) else key
@@ -312,8 +273,7 @@ class Operator(OperatorCall):
         return OpSpec(tuple(inputs), outputs, share, **rest)
 
     def mapped(self, dims: list[int | None], linear: bool = True, **rest: Any) -> Iterator[OpSpec]:
-        """Specs of an operator whose input dim d becomes output dim `dims[d]` with all its entries
-        in order; None: it works along d. linear: f(x + y) = f(x) + f(y)."""
+        """Input dim d becomes output dim `dims[d]` in order; None: it works along d."""
         for state in self.mapped_states(dims):
             to = dims[state.dim]
             if to is not None:
@@ -322,8 +282,7 @@ class Operator(OperatorCall):
             yield self.spec({0: P}, P, share=1.0)
 
     def mapped_states(self, dims: list[int | None]) -> list[Placement]:
-        """The states in question for the first input, where its dim d becomes output dim
-        `dims[d]`: its own, and those of the outputs."""
+        """States in question for the first input, where its dim d is `dims[d]` of the output."""
         states = set(self.inputs[0].states)
         back = {to: d for d, to in enumerate(dims) if to is not None}
         for made in self.outputs:
@@ -336,18 +295,15 @@ class Operator(OperatorCall):
         yield from self.mapped([None if d in dims else d for d in range(n)], linear)
 
     def on_entries(self, specs: Iterable[OpSpec]) -> Iterator[OpSpec]:
-        """Those with which every rank makes a part of the output: what torch refuses to run on
-        nothing takes no others."""
+        """Those with parts of the output on every rank, where torch refuses to run on nothing."""
         for spec in specs:
             state = spec.outputs[0]
             if not state.sharded or self.output.populated(state, self.m):
                 yield spec
 
     def local(self, to: Emit, length: int, state: Placement, entries: Any) -> Any:
-        """How many of `entries` this rank has of a dimension of `length` that `state` shards: a
-        number where all ranks have as many, else a node.
-
-        entries: the length, or a node that computes it from the rows."""
+        """How many of `entries` (the length, or a node that computes it from the rows) this rank
+        has of a dimension of `length`: a number where all ranks have as many, else a node."""
         if not state.even(length, self.m):
             segment = length // state.segments
             return to.call(local_entries, to.axis, entries, segment, state.unit)

@@ -1,6 +1,6 @@
 """Rules for reductions, for operators along one dimension, and for Fourier transforms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Node
@@ -8,7 +8,7 @@ from torch.fx import Node
 from synchromesh.trace.nodes import by_operator, dim_of, dims_of
 from synchromesh.values.placement import Placement
 
-from .operator import Emit, Operand, Operator, OpSpec, P, Rule, TensorAxis, local_entries
+from .operator import Emit, Operand, Operator, OpSpec, P, Replace, Rule, TensorAxis, local_entries
 
 
 def reduction(op: Operator) -> Iterator[OpSpec]:
@@ -36,9 +36,7 @@ def _kept_dims(op: Operator) -> list[int | None]:
     return [None if d in gone else left.index(d) for d in dims]
 
 
-def mean_of_part(
-    op: Operator, x: Operand, state: Placement
-) -> Callable[[Emit, dict[str, Any]], Node]:
+def mean_of_part(op: Operator, x: Operand, state: Placement) -> Replace:
     """A rank's contribution to a mean over `x`: the mean of its part times its share of `x`."""
     segment = x.shape[state.dim] // state.segments
 

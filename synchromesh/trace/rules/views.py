@@ -72,7 +72,6 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
 
 
 def _sizes_of(op: Operator) -> list[Any]:
-    """The sizes that the operator names."""
     if op.name == "flatten":
         return []
     return list(op.constant(next(n for n in SIZES if n in op.arguments)))
@@ -143,8 +142,7 @@ def unsqueeze(op: Operator) -> Iterator[OpSpec]:
 
 
 def squeeze(op: Operator) -> Iterator[OpSpec]:
-    """The dims that it takes away are named: a shard may have one entry where the tensor has
-    more."""
+    """The dims that it takes away are named: a shard may have one entry of more."""
     shape = op.inputs[0].shape
     given = op.constant("dim")
     named = dims_of(range(len(shape)) if given is None else given, len(shape))
@@ -159,8 +157,7 @@ def squeeze(op: Operator) -> Iterator[OpSpec]:
 
 
 def expand(op: Operator) -> Iterator[OpSpec]:
-    """Kept dims stay sharded; a new or repeated dim can be made in parts (the input's gradient
-    is partial)."""
+    """Kept dims stay sharded; a new or repeated dim can be made in parts (partial gradient)."""
     x, out = op.inputs[0], op.output
     if len(op.inputs) > 1:  # expand_as
         return
@@ -188,8 +185,7 @@ def _expand(op: Operator, state: Placement) -> Replace:
 
 
 def sliced(op: Operator) -> Iterator[OpSpec]:
-    """select, slice, narrow, unbind: every dim but the one that is cut; a slice of everything
-    cuts none."""
+    """select, slice, narrow, unbind: every dim but the cut one; a full slice cuts none."""
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
     removed = op.name in ("select", "unbind")
@@ -208,8 +204,7 @@ def _open(op: Operator) -> bool:
 
 
 def split(op: Operator) -> Iterator[OpSpec]:
-    """Other dims pass; along `dim` every part is sharded if the tensor has one segment per
-    greatest divisor."""
+    """Other dims pass; along `dim` every part is sharded, a segment per greatest divisor."""
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
     sizes = [o.shape[dim] for o in op.outputs]
@@ -219,7 +214,7 @@ def split(op: Operator) -> Iterator[OpSpec]:
         return
     if sum(sizes) != x.shape[dim]:
         return  # the parts overlap where places run backwards
-    for segment, unit in _segments(op, dim, sizes, [x.shape[dim]]):
+    for segment, unit in _segments(op, dim, sizes, x.shape[dim]):
         outputs = tuple(shard(dim, s // segment, unit) for s in sizes)
         before = shard(dim, x.shape[dim] // segment, unit)
         yield op.spec({0: before}, outputs, replace=_split(op, dim, sizes, outputs))
@@ -246,26 +241,22 @@ def cat(op: Operator) -> Iterator[OpSpec]:
     if all(x.floating for x in op.inputs):
         yield op.spec(dict.fromkeys(slots, P), P, share=1.0)
     sizes, whole = [x.shape[dim] for x in op.inputs], op.output.shape[dim]
-    for segment, unit in _segments(op, dim, sizes, [whole]):
+    for segment, unit in _segments(op, dim, sizes, whole):
         inputs = {i: shard(dim, s // segment, unit) for i, s in zip(slots, sizes, strict=True)}
         yield op.spec(inputs, shard(dim, whole // segment, unit))
 
 
-def _segments(
-    op: Operator, dim: int, parts: list[int], wholes: list[int]
-) -> list[tuple[int, int]]:
-    """Sizes of a segment that the parts are made of, and of its units: their greatest divisor, and
-    what is asked for."""
+def _segments(op: Operator, dim: int, parts: list[int], whole: int) -> list[tuple[int, int]]:
+    """Sizes of a segment of the parts, and of its units: greatest divisor, and as asked for."""
     common = gcd(*parts)
     if common == 0:
         return []
     asked = {(common, 1)}
     for x in (*op.inputs, *op.outputs):
-        if x.shape[dim] in (*parts, *wholes):
+        if x.shape[dim] in (*parts, whole):
             asked |= {(x.shape[dim] // s.segments, s.unit) for s in x.cuts(dim)}
-    return sorted(
-        (n, unit) for n, unit in asked if common % n == 0 and shard(0, 1, unit).fits((n,), op.m)
-    )
+    dividing = ((n, unit) for n, unit in asked if common % n == 0)
+    return sorted((n, unit) for n, unit in dividing if shard(0, 1, unit).fits((n,), op.m))
 
 
 def stack(op: Operator) -> Iterator[OpSpec]:
@@ -308,8 +299,7 @@ def repeat(op: Operator) -> Iterator[OpSpec]:
 
 
 def repeat_interleave(op: Operator) -> Iterator[OpSpec]:
-    """Every dim, where entries are repeated a fixed number of times: copies of one stay
-    together."""
+    """Every dim, where entries are repeated a fixed number of times: copies stay together."""
     named = op.constant("dim") is not None and op.constant("output_size") is None
     if op.overload != "self_int" or not named:
         return
@@ -330,8 +320,7 @@ def triangle(op: Operator) -> Iterator[OpSpec]:
 
 
 def two_parts(op: Operator) -> Iterator[OpSpec]:
-    """view_as_real puts both parts of an entry into a last dim, which is never cut;
-    view_as_complex joins them. The backward of the former fails on a gradient without entries."""
+    """Parts of complex entries are never cut; the backward of view_as_real needs entries."""
     dims: list[int | None] = list(range(len(op.inputs[0].shape)))
     specs = op.mapped([*dims[:-1], None] if op.name == "view_as_complex" else dims)
     yield from op.on_entries(specs)

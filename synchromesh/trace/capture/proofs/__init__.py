@@ -25,9 +25,8 @@ def prove(case: Case) -> RowLayout:
 
 
 def crossed(case: Case, why: IrregularRows) -> IrregularRows:
-    """A result that no layout describes: a grid where rows meet rows and their order is known;
-    else some of the rows, or others beside them, which only operators along the rows bring
-    about."""
+    """A result that no layout describes: a grid where rows meet rows in order; else some of the
+    rows, or others beside them, which only operators along the rows bring about."""
     first = next((e.rows.dim for e in case.with_rows if isinstance(e.rows, RowLayout)), None)
     if case.name in views.ALONG and first is not None:
         return IrregularRows(why.why, coupling=case.coupled(first).coupling)

@@ -38,8 +38,7 @@ def elementwise(case: Case) -> RowLayout:
 
 
 def right_aligned(case: Case, operands: list[RowOperand], last: int = 0) -> RowLayout:
-    """All rows at the dimension of the result that is counted from the right, and none in the
-    last ones."""
+    """All rows at the result's dimension, counted from the right, and none in the last ones."""
     for operand in operands:
         if operand.rows is None:
             continue
@@ -86,20 +85,18 @@ def trailing(case: Case) -> RowLayout:
     source = case.first
     if any(e is not source for e in case.with_rows) or source.rows is None:
         raise case.unproved()
-    if source.layout.dim >= source.rank - last:
-        raise (
-            case.positional() if case.name in ("tril", "triu") else case.coupled(source.layout.dim)
-        )
-    if source.layout.dim != case.result.dim:
+    dim = source.layout.dim
+    if dim >= source.rank - last:
+        raise case.positional() if case.name in ("tril", "triu") else case.coupled(dim)
+    if dim != case.result.dim:
         raise case.unproved()
     return case.shared_layout()
 
 
 def batched(case: Case) -> RowLayout:
     """Convolutions, unpooling, losses per row and the like: dimension 0 of all is apart."""
-    if case.result.dim or (
-        case.name.startswith("conv") and case.first.rank != case.operands[1].rank
-    ):
+    unbatched = case.name.startswith("conv") and case.first.rank != case.operands[1].rank
+    if case.result.dim or unbatched:
         raise case.coupled(case.with_rows[0].layout.dim)
     for operand in case.with_rows:
         if operand.argument in ("weight", "bias", "running_mean", "running_var"):
@@ -117,8 +114,7 @@ def normalised(case: Case) -> RowLayout:
 
 
 def contracted(case: Case) -> RowLayout:
-    """Products: dimensions that are not summed over keep their entries, those of a batch meet at
-    equal places."""
+    """Products: dimensions that are not summed over keep their entries, those of a batch meet."""
     if case.name == "einsum":
         return summed_by_letters(case)
     if any(e.grid for e in case.with_rows):

@@ -26,7 +26,6 @@ def content(case: Case, operand: RowOperand, rows: int) -> Tensor:
 
 class Index:
     """x[a, b, None]: the indices by the dimension of x that they read, None where they read none.
-
     chosen: the index at the dimension of the rows of x, if any."""
 
     def __init__(self, case: Case) -> None:

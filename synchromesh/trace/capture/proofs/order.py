@@ -76,8 +76,7 @@ def entrywise(case: Case, prove: Prove) -> Arrangement:
 
 
 def apart(case: Case, entries: Sequence[Node], prove: Prove) -> bool:
-    """Whether each entry along dimension 0 of a result is computed from those at its place of
-    `entries` alone: the rows of it are proved if every entry is taken for a row."""
+    """Whether each entry along dimension 0 is computed from those at its place of `entries`."""
     whole = next(e.sizes[0] for e in case.operands if e.node in entries)
 
     def sizes(given: tuple[Any, ...], wanted: bool) -> tuple[Any, ...]:
@@ -185,11 +184,8 @@ def grouped(case: Case) -> Arrangement:
     if counts is None or short_name(counts) != "histc":
         return None
     groups = int(case.operands[1].sizes[0])
-    others = len(case.with_rows) > 1
-    descending = all_arguments(order.by)["descending"]
-    meta.grouped.set(
-        case.node, counts_sorted(counts, order.by, groups) and not (others or descending)
-    )
+    others = len(case.with_rows) > 1 or all_arguments(order.by)["descending"]
+    meta.grouped.set(case.node, counts_sorted(counts, order.by, groups) and not others)
     return order if meta.grouped(case.node) else None
 
 

@@ -68,9 +68,7 @@ def read(made: Tensor, layout: RowLayout, rows: int) -> int | None:
 
 
 def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
-    """The layout that `run` shows whatever the number of rows, None where it shows none.
-
-    operands: those whose identities `run` takes, all with rows."""
+    """The layout that `run` shows whatever the number of rows. operands: those with identities."""
     choices = [sorted(e.layout.segments) for e in operands]
     if prod(map(len, choices)) > SIZES.combinations:
         choices = [c[:1] for c in choices]
@@ -83,12 +81,9 @@ def segments_of(
 ) -> int | None:
     """In how many segments the rows of the result lie, where those of the operands lie in `given`
     segments; None where that depends on the number of rows, or they lie otherwise."""
-    seen = set()
+    seen, pairs = set(), list(zip(operands, given, strict=True))
     for rows in (*SIZES.rows, beyond(case)):
-        tensors = {
-            id(e): identities(e.layout, s, e.rank, rows)
-            for e, s in zip(operands, given, strict=True)
-        }
+        tensors = {id(e): identities(e.layout, s, e.rank, rows) for e, s in pairs}
         try:
             with torch.no_grad():
                 made = run(tensors, rows)
@@ -115,9 +110,6 @@ def constants(given: Any) -> Iterator[int]:
             yield from constants(each)
     elif isinstance(given, int) and not isinstance(given, bool) and abs(given) < SIZES.most_rows:
         yield given
-
-
-# -- random tensors ----------------------------------------------------------------------
 
 
 def tried(case: Case) -> RowLayout:
@@ -163,11 +155,9 @@ def random_of(operand: RowOperand, generator: torch.Generator) -> Tensor:
 
 
 def rows_between(x: Tensor, layout: RowLayout, segments: int, start: int, stop: int) -> Tensor:
-    """The rows [start, stop)."""
     apart: Tensor = x.unflatten(layout.dim, (segments, SIZES.of_all, layout.count // segments))
-    return apart[(slice(None),) * (layout.dim + 1) + (slice(start, stop),)].flatten(
-        layout.dim, layout.dim + 2
-    )
+    part = apart.narrow(layout.dim + 1, start, stop - start)
+    return part.flatten(layout.dim, layout.dim + 2)
 
 
 def run(case: Case, tensors: dict[int, Tensor], rows: int) -> Any:

@@ -2,8 +2,7 @@
 
 Views keep the flat row-major order, in which a value with rows is so many blocks of rows as the
 sizes ahead of the rows and the segments multiply to; what belongs to a row in a block lies side by
-side. A view keeps that number, so the rows lie regularly in it where the sizes ahead of them
-divide it.
+side. A view keeps that number: rows lie regularly in it where the sizes ahead of them divide it.
 
 Operators along a dimension take entries apart, or put them together. Where that is not the
 dimension of the rows they lie as before, else row identities show it."""
@@ -49,8 +48,7 @@ def retyped(case: Case) -> RowLayout:
 
 
 def expanded(case: Case) -> RowLayout:
-    """What is expanded along the rows is the same for all of them; other dimensions do not
-    matter."""
+    """What is expanded along the rows is the same for all of them."""
     source = case.first
     if source.rows is None:
         return case.result.in_any_order
@@ -71,8 +69,6 @@ def diagonal(case: Case) -> RowLayout:
     return case.shared_layout()
 
 
-# -- along a dimension -------------------------------------------------------------------
-
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
@@ -82,9 +78,7 @@ def on_identities(case: Case) -> Callable[[dict[int, Tensor], int], Any]:
 
 
 def joined(case: Case) -> RowLayout:
-    """cat, stack and the like, flip and roll: row identities show it, whatever the dimension.
-
-    Tensors without entries, as empty caches are, add nothing."""
+    """cat, stack, flip, roll: row identities show it. Empty caches add nothing."""
     operands = [e for e in case.operands if 0 not in e.sizes]
     if not operands or any(e.rows is None for e in operands):
         raise case.coupled(case.result.dim)
