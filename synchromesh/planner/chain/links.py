@@ -13,12 +13,7 @@ import numpy as np
 
 from synchromesh.cost.step_time import Unmeasured, pattern
 from synchromesh.planner.chain.problem import BATCH, Prices
-from synchromesh.planner.uniform import (
-    DIRECTIONS,
-    UniformPartitions,
-    payload,
-    seconds_of,
-)
+from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, payload, seconds_of
 from synchromesh.trace.partition.local import Input
 from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
 from synchromesh.values.component import Value

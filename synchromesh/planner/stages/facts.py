@@ -114,10 +114,7 @@ def stage_problem(
     @cache
     def costs(micro_batches: int) -> StageCosts:
         return stage_costs(
-            lambda size, degree: facts(size, degree, micro_batches),
-            sizes,
-            uniform.degrees,
-            count,
+            lambda size, degree: facts(size, degree, micro_batches), sizes, uniform.degrees, count
         )
 
     numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= OFFER.micro_batches)
