@@ -43,23 +43,16 @@ class DeviceSheet:
     achieved_fraction: Rates = field(default_factory=dict)
 
     def fraction(self, dtype: str, default: Figure) -> Figure:
-        """The achieved fraction of a type's peak: its own, else bfloat16's where the same units
-        compute it, else the default."""
+        """Of a type's peak: its own, else bfloat16's where the same units compute it."""
         own = self.achieved_fraction.get(dtype)
         same = dtype in ("tf32", "float16", "float8")
         return own or (self.achieved_fraction.get("bfloat16") if same else None) or default
 
     def device(self, default: Figure) -> Device:
         """The device with achieved rates: peak x fraction."""
-        return Device(
-            self.name,
-            int(self.memory_bytes.value),
-            {
-                dtype: peak.value * self.fraction(dtype, default).value
-                for dtype, peak in self.peak_flops.items()
-            },
-            self.bytes_per_second.value,
-        )
+        peaks = self.peak_flops.items()
+        rates = {dtype: peak.value * self.fraction(dtype, default).value for dtype, peak in peaks}
+        return Device(self.name, int(self.memory_bytes.value), rates, self.bytes_per_second.value)
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ class OptimizerState:
         return self.shaped(name) | self.whole(name)
 
     def refuse_pieces(self, name: str) -> None:
-        """ValueError where the parameter may not be sharded, since it is not known what of a whole
-        tensor belongs to which shard."""
+        """ValueError for a parameter with whole state: what of it would belong to a shard?"""
         odd = next(iter(self.whole(name).items()), None)
         if odd is not None:
             raise ValueError(
@@ -57,8 +56,7 @@ class OptimizerState:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the tensors that move, as JSON: the kind, groups, types, counters.
-        ValueError for what has no form."""
+        """All but the tensors that move, as JSON. ValueError for what has no form."""
         names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
         kind = type(self.optimizer).__name__
         groups = [
@@ -78,7 +76,6 @@ class OptimizerState:
         return {"kind": kind, "groups": groups, "state": state}
 
     def _described(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of one parameter."""
         shaped, whole = self.shaped(name), self.whole(name)
         other = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
         return {
@@ -114,9 +111,7 @@ class OptimizerState:
                 if key not in known:
                     state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
             for key, (dtype, shape) in entries["whole"].items():
-                state[key] = torch.zeros(
-                    shape, dtype=getattr(torch, dtype), device=parameter.device
-                )
+                state[key] = parameter.new_zeros(shape, dtype=getattr(torch, dtype))
             device = self._counters_device(parameter)
             for key, value in entries["other"].items():
                 state[key] = _unplain(value, device)

@@ -53,7 +53,6 @@ class BoxWriter(SavePlanner):
         self.tensors: dict[str, LocalTensor] = state_dict
 
     def create_local_plan(self) -> SavePlan:
-        """This rank's boxes, the large ones in parts."""
         items = []
         for name, local in self.tensors.items():
             properties = TensorProperties.create_from_tensor(local.tensor.detach())
@@ -98,7 +97,6 @@ class BoxWriter(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The values of a box."""
         assert write_item.tensor_data is not None
         local = self.tensors[write_item.index.fqn]
         return local.view(box_of(write_item.tensor_data.chunk)).contiguous()
@@ -128,7 +126,6 @@ class BoxReader(LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Takes the local tensors to fill and the index of those stored."""
         self.tensors: dict[str, LocalTensor] = state_dict
         known = described(metadata)
         self.stored = {name: boxes_of(known[name]) for name in state_dict}
@@ -177,13 +174,10 @@ def _read_item(name: str, number: int, box: Box, there: Box, shared: Box) -> Rea
         return torch.Size(first for first, _ in place(shared, [outer]))
 
     return ReadItem(
-        LoadItemType.TENSOR,
-        dest_index=_at_corner(name, box),
-        dest_offsets=offsets(box),
-        storage_index=_at_corner(name, there, number),
-        storage_offsets=offsets(there),
+        LoadItemType.TENSOR, dest_index=_at_corner(name, box), dest_offsets=offsets(box),
+        storage_index=_at_corner(name, there, number), storage_offsets=offsets(there),
         lengths=torch.Size(b - a for a, b in shared),
-    )
+    )  # fmt: skip
 
 
 def _at_corner(name: str, box: Box, number: int | None = None) -> MetadataIndex:
@@ -214,8 +208,7 @@ class IndexReader(FileSystemReader):
         self.files = files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index; CheckpointError with the faults of one that is damaged or asks for more than
-        a checkpoint of tensors has."""
+        """The index; CheckpointError where it is damaged or names more than tensors."""
         where = Path(self.path) / ".metadata"
         try:
             index = _Unpickler(io.BytesIO(where.read_bytes())).load()
@@ -255,16 +248,10 @@ def _faults(index: Metadata, files: Mapping[str, FileEntry]) -> list[str]:
 
 
 _CLASSES: tuple[Any, ...] = (
-    metadata.Metadata,
-    metadata.MetadataIndex,
-    metadata.StorageMeta,
-    metadata.TensorProperties,
-    metadata.TensorStorageMetadata,
-    metadata.BytesStorageMetadata,
-    metadata.ChunkStorageMetadata,
-    metadata._MEM_FORMAT_ENCODING,
-    _StorageInfo,
-)
+    metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties,
+    metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata,
+    metadata._MEM_FORMAT_ENCODING, _StorageInfo,
+)  # fmt: skip
 _ALLOWED: dict[tuple[str, str], Any] = {
     **{(c.__module__, c.__qualname__): c for c in _CLASSES},
     ("torch", "Size"): torch.Size,

@@ -52,7 +52,6 @@ class StreamPlace:
         return len(self.read), len(self.read[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """As checkpoints keep it."""
         read, states = ([list(row) for row in table] for table in (self.read, self.states))
         return {"read": read, "worker": self.worker, "states": states}
 
@@ -110,7 +109,6 @@ class Cursor:
         return Cursor(self.seed, self.epoch + 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As checkpoints keep it."""
         place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
         if self.samples is not None:
             place["samples"] = self.samples

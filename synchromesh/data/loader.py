@@ -44,35 +44,26 @@ class Batching:
 
     @property
     def whole(self) -> bool:
-        """Whether all batches are full."""
         return self.drop_last or self.continuing
 
 
 class Loader:
-    """Iterates over the rest of the cursor's epoch, then moves the cursor to the next one.
-
-    While a batch is being used, `cursor` already stands behind it, and `rows` are those of the
-    global batch: a checkpoint written after the batch's step resumes with the next. A rank without
-    rows in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch
-    size does not divide the samples, or left out (`Batching.whole`)."""
+    """Iterates over the rest of the cursor's epoch, then moves the cursor to the next one. While a
+    batch is being used, `cursor` already stands behind it, and `rows` are those of the global
+    batch: a checkpoint written after the batch's step resumes with the next. A rank without rows
+    in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch size
+    does not divide the samples, or left out (`Batching.whole`)."""
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        rows_of: OwnRows,
-        cursor: Cursor | None = None,
-        batching: Batching | None = None,
-        loading: Loading | None = None,
-        agree: Agree = alone,
+        self, dataset: Any, batch_size: int, rows_of: OwnRows, cursor: Cursor | None = None,
+        batching: Batching | None = None, loading: Loading | None = None, agree: Agree = alone,
         device: torch.device = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """dataset: samples by index, or a stream (`data/stream.py`), of which all ranks iterate
-        alike. batch_size: rows over all ranks. agree: gathers a value of each rank.
-
-        ValueError for a data set that is empty, can be read only once, or (where batches are
-        shuffled or short ones dropped) is smaller than one batch; for a stream that is to be
-        shuffled, or shuffled samples that are to follow each other."""
+        alike. batch_size: rows over all ranks. agree: gathers a value of each rank. ValueError for
+        a data set that is empty, can be read only once, or (where batches are shuffled or short
+        ones dropped) is smaller than one batch; for a stream that is to be shuffled, or shuffled
+        samples that are to follow each other."""
         self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
         self.cursor, self.batching = cursor or Cursor(), batching or Batching()
         self.loading, self.agree = loading or Loading(), agree
@@ -103,8 +94,7 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Global batches left in this epoch. TypeError for a stream that does not say its
-        length."""
+        """Global batches left in this epoch. TypeError for a stream that does not say that."""
         if self.samples is None:
             raise TypeError(
                 f"the data set ({type(self.dataset).__name__}) is a stream without a length: how "
@@ -142,9 +132,8 @@ class Loader:
         )
 
     def _batches(self, samples: int) -> int:
-        return (
-            samples // self.batch_size if self.batching.whole else -(-samples // self.batch_size)
-        )
+        size = self.batch_size
+        return samples // size if self.batching.whole else -(-samples // size)
 
     def __iter__(self) -> Iterator[Any]:
         start = self.cursor
@@ -251,7 +240,6 @@ def _stream_length(dataset: Any, shuffle: bool) -> int | None:
 
 class Loaders:
     """One loader for each data set and order of rows, in the order in which they were asked for.
-
     own_rows(rows): the rows of a global batch that this rank works on. carries: whether a row of a
     batch goes on in the same row of the next one."""
 
@@ -306,8 +294,7 @@ class Loaders:
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
-        """Inside, a loader of these begins its epoch anew; then it goes on where it was, for an
-        evaluation moves no order of data."""
+        """Inside, one of these loaders begins its epoch anew; then it goes on where it was."""
         begins, own = self.begins, isinstance(loader, Loader)
         cursor = loader.cursor if own else None
         if own:

@@ -31,7 +31,6 @@ class Request:
 
 
 def within(row: int, ranges: Ranges) -> bool:
-    """Whether the row is in one of the ranges."""
     return any(start <= row < stop for start, stop in ranges)
 
 
@@ -44,7 +43,6 @@ class ReadingFault:
 
     @classmethod
     def of(cls, what: str, error: Exception) -> "ReadingFault":
-        """`what` cannot be read because of `error`."""
         sentence = f"{what} cannot be read: {type(error).__name__}: {message(error)}"
         return cls(sentence, "".join(format_exception(error)))
 
@@ -74,7 +72,6 @@ class Reading:
     digest: int = 0
 
     def changed(self, change: Callable[[Any], Any]) -> "Reading":
-        """With `change(batch)`."""
         return self if self.batch is None else replace(self, batch=change(self.batch))
 
     def pin_memory(self) -> "Reading":
@@ -82,10 +79,8 @@ class Reading:
         return self.changed(pin_memory)
 
     def rows(self, count: int) -> Any:
-        """The batch of `count` rows; emptied where no row is this rank's.
-
-        SampleError for samples that could not be read, ValueError where the batch does not have a
-        row for each sample."""
+        """The batch of `count` rows; emptied where no row is this rank's. SampleError for samples
+        that could not be read, ValueError where the batch does not have a row for each sample."""
         if self.fault is not None:
             raise self.fault.error()
         rows = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})

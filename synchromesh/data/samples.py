@@ -59,7 +59,6 @@ class SampleSource:
 
     @property
     def ended(self) -> bool:
-        """Whether all batches were taken."""
         return self._done == len(self._batches)
 
     def requests(self) -> Iterator[Request]:

@@ -51,7 +51,6 @@ class Candidate:
         return f"{takes}; {self.reason}" if self.reason else takes
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
         time = self.time
         return {
             "plan": str(self.plan),
@@ -76,15 +75,11 @@ class Candidate:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
-        """The candidate that another rank wrote with `to_record`."""
         time = record["time"]
         return cls(
-            Plan.parse(record["plan"]),
-            None if time is None else StepTime(**time),
-            tuple(PeakMemory(**m) for m in record["memory"]),
-            record["fits"],
-            record["reason"],
-        )
+            Plan.parse(record["plan"]), None if time is None else StepTime(**time),
+            tuple(PeakMemory(**m) for m in record["memory"]), record["fits"], record["reason"],
+        )  # fmt: skip
 
 
 def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
@@ -98,9 +93,8 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
 
 
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
-    """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
-
-    A plan that leaves open how many micro-batches are interleaved gets the better number, of those
+    """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits. A
+    plan that leaves open how many micro-batches are interleaved gets the better number, of those
     that fit if any does."""
     try:
         placed = planned_step(partitions, plan)
@@ -133,8 +127,7 @@ def _lack(problem: PlanningProblem, plan: Plan, memory: Sequence[PeakMemory]) ->
 
 
 def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
-    """Whether all devices have the memory for `plan` with a global batch of so many rows; not
-    where that is not known."""
+    """Whether all devices are known to have the memory for a global batch of so many rows."""
     problem = partitions.problem
     try:
         placed = replace(planned_step(partitions, plan), rows=rows)
@@ -146,8 +139,7 @@ def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int
 
 
 def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
-    """The candidate with the number of interleaved micro-batches that it was priced with written
-    into its plan, where several are possible."""
+    """The candidate whose plan says the interleaving it was priced with, if several can be."""
     plan = candidate.plan
     if candidate.time is None or plan.stages or not partitions.overlaps(plan):
         return candidate

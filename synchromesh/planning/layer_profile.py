@@ -57,8 +57,7 @@ class LayerProfile:
 
     @property
     def rows(self) -> int | None:
-        """Rows of the minibatch, by the last linear layer: its values have 4 bytes. None: it has
-        none, or values of another size."""
+        """Rows of the minibatch, by the last linear layer (4 bytes a value); None: not known."""
         for layer in reversed(self.layers):
             match = re.search(r"\bout_features=([1-9][0-9]{0,8})\b", layer.description)
             if match:

@@ -62,9 +62,8 @@ class LiveSession(PlanningSession):
 
     def reconsider(self, known: Profile, current: Plan | None = None) -> Choice:
         """The choice from facts that are known; what is new in the best plans is measured.
-        ValueError where no plan fits.
-
-        current: the plan in force, which is priced among the candidates."""
+        ValueError where no plan fits. current: the plan in force, which is priced among the
+        candidates."""
         choice = self.choose(known, current)
         if all(c.time is None for c in choice.candidates):
             return self._unpriced(choice)
@@ -126,9 +125,7 @@ class LiveSession(PlanningSession):
 
 class LivePlanning:
     """What was measured, chosen and predicted for the model of a trainer; a session for each of
-    its traces.
-
-    rows: of the global batches that plans are made for."""
+    its traces. rows: of the global batches that plans are made for."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, example: Any, world: World,
@@ -168,8 +165,7 @@ class LivePlanning:
         return self.choice.chosen.plan
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """That the plan was chosen from, it first; none where it was given, or batches have
-        another size since."""
+        """That the plan was chosen from, it first; none if it was given, or rows have changed."""
         as_chosen = self.choice is not None and self.rows == self._choice_rows
         return self.choice.candidates if self.choice is not None and as_chosen else ()
 

@@ -39,8 +39,7 @@ TUNING = MemoryTuning()
 
 
 class RankMemory:
-    """limits: bytes of tensors that each rank may hold, once `limit` was called; headrooms: what
-    plans leave of them."""
+    """limits: bytes that each rank may hold, from `limit` on; headrooms: what plans leave."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, world: World, headroom: str | None, say: Say
@@ -54,7 +53,6 @@ class RankMemory:
         self._forewarned: Plan | None = None
 
     def free_bytes(self) -> int:
-        """Bytes that this rank may still use."""
         return free_bytes(self._share, self.world.device)
 
     def limit(self) -> None:

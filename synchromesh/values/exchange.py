@@ -76,8 +76,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Route:
-    """What `sender` sends to `receiver`: parts, by their place in the one's and the other's along
-    the dimensions that are cut."""
+    """What is sent: parts, by their place along the cut dimensions in the one and the other."""
 
     sender: int
     receiver: int
@@ -169,7 +168,6 @@ class Change:
 
     @property
     def partial(self) -> bool:
-        """Whether what arrives is added up."""
         return "P" in (self.source.placement.kind, self.target.placement.kind)
 
     def shape(self, one: Sequence[int], position: int) -> list[int]:
@@ -183,18 +181,13 @@ class Change:
         return shape
 
     def lengths(self, shape: Sequence[int], slices: Slices) -> list[int]:
-        """The shape of a part of a tensor of `shape`."""
         of = {dim: length for dim, (_, length) in zip(self.cut, slices, strict=True)}
         return [of.get(d, length) for d, length in enumerate(shape)]
 
     def sent_entries(self, one: Sequence[int], position: int) -> int:
         """How many entries a position sends to others. one: the shape of a row."""
-        return sum(
-            prod(self.lengths(one, to))
-            for r in self.routes
-            if r.sender == position != r.receiver
-            for _, to in r.parts
-        )
+        sent = (r for r in self.routes if r.sender == position != r.receiver)
+        return sum(prod(self.lengths(one, to)) for r in sent for _, to in r.parts)
 
 
 # What a placement means for the value and for its gradient
@@ -295,14 +288,12 @@ class Exchange:
 
     @cached_property
     def crosses(self) -> bool:
-        """Whether it goes to the ranks of another stage."""
         return self.source.positions != self.target.positions
 
     def change(self, ranges: Callable[[int], Ranges], gradient: bool) -> Change:
-        """From side to side of the value, or of its gradient, which goes the other way.
-
-        ranges: the rows of each data index, by data degree. A rank of another stage that has no
-        rows gets one that is not its own, to run on (engine/absent.py)."""
+        """From side to side of the value, or of its gradient, which goes the other way. ranges:
+        the rows of each data index, by data degree. A rank of another stage that has no rows gets
+        one that is not its own, to run on (engine/absent.py)."""
         known = gradient, ranges(self.source.data), ranges(self.target.data)
         if known not in self._changes:
             self._changes[known] = self._change(*known)
@@ -320,7 +311,6 @@ class Exchange:
         return Change(read, made) if gradient else Change(made, read)
 
     def copies(self, gradient: bool) -> list[tuple[int, int]]:
-        """(sender, receiver) of a value without rows, or of its gradient, between stages."""
         return copies(self.source, self.target, gradient)
 
     def sent_bytes(self, ranges: Callable[[int], Ranges], gradient: bool, position: int) -> int:
@@ -331,5 +321,4 @@ class Exchange:
         change, one = self.change(ranges, gradient), shape_rows_first(self.value)
         if position not in change.source.layout.positions:
             return 0
-        entries = change.sent_entries(one, position)
-        return entries * self.value.item_bytes
+        return change.sent_entries(one, position) * self.value.item_bytes

@@ -20,8 +20,7 @@ STATES: tuple[ShardStates, ...] = get_args(ShardStates)
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation; the
-    first position of the stage."""
+    """Degrees; states sharded over data ranks; recomputation; the stage's first position."""
 
     data: int = 1
     tensor: int = 1
@@ -49,8 +48,7 @@ class Layout:
 
     @property
     def mesh(self) -> "Layout":
-        """The degrees and the positions alone: layouts of one mesh have the same rows on the same
-        ranks, and the same groups."""
+        """Degrees and positions alone: equal meshes have the same rows and groups on each rank."""
         return Layout(self.data, self.tensor, first=self.first)
 
     @property
@@ -76,8 +74,7 @@ class Layout:
 
 
 def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
-    """How the rows of a batch lie on the devices of each stage: by the largest data degree of the
-    components there."""
+    """How a batch's rows lie on each stage's devices: by the largest data degree there."""
     finest: dict[range, Layout] = {}
     for layout in layouts:
         known = finest.get(layout.positions)

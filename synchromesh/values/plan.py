@@ -138,8 +138,7 @@ class Plan(document.Document):
 
     @property
     def words(self) -> int:
-        """Names and values in the text, but for @pieces: how a plan that can be interleaved runs
-        is no part of what must be read to know it."""
+        """Names and values in the text but for @pieces, which need not be read to know a plan."""
         return len(re.findall(r"[^;=:,/\s]+", str(replace(self, pieces=None))))
 
     # The JSON and YAML forms
@@ -163,9 +162,7 @@ class Plan(document.Document):
     def from_dict(cls, value: Any, name: str = "plan") -> "Plan":
         """The plan that `to_dict` described. ValueError with the path and key at fault."""
         known = document.mapping(value, name, ("default", "overrides", *SETTINGS), ("default",))
-        given: dict[str, Any] = {}
-        for key, item in known.items():
-            given[key] = plan_item.read_field(key, item, f"{name}: {key}")
+        given = {k: plan_item.read_field(k, v, f"{name}: {k}") for k, v in known.items()}
         with document.at(name):
             return cls(**given)
 
@@ -178,12 +175,10 @@ class Plan(document.Document):
 
     @property
     def specs(self) -> tuple[LayoutSpec, ...]:
-        """The default, then the overrides'."""
         return self.default, *(o.spec for o in self.overrides)
 
     @property
     def stage_count(self) -> int:
-        """Pipeline stages, at least one."""
         return len(self.stages) or self.default.stages or 1
 
     @property
@@ -230,10 +225,9 @@ class Plan(document.Document):
     def layouts(
         self, names: Sequence[str], world: int, modules: Mapping[str, Sequence[str]] | None = None
     ) -> tuple[Layout, ...]:
-        """The layout of each component in `names`; `modules` are the module paths inside each.
-
-        All faults at once: patterns that match nothing, degrees that do not multiply to the
-        devices, shares of rows that do not fit the largest data degree."""
+        """The layout of each component in `names`; `modules` are the module paths inside each. All
+        faults at once: patterns that match nothing, degrees that do not multiply to the devices,
+        shares of rows that do not fit the largest data degree."""
         inside = modules or {}
         paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
         groups = self._groups(names, paths, world)
@@ -298,10 +292,9 @@ class Plan(document.Document):
         return groups
 
     def cuts(self, module_names: Sequence[str]) -> tuple[str, ...]:
-        """The module paths that patterns name, for the trace to cut there.
-
-        Of the modules that one pattern matches, the outermost: `encoder.*` names the children of
-        the encoder, not everything below them."""
+        """The module paths that patterns name, for the trace to cut there. Of the modules that one
+        pattern matches, the outermost: `encoder.*` names the children of the encoder, not
+        everything below them."""
         patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
         named = set().union(*(_outermost(pattern, module_names) for pattern in patterns))
         return tuple(n for n in module_names if n in named)
@@ -319,8 +312,7 @@ class Plan(document.Document):
         return tuple(pairwise(ends))
 
     def check_components(self, count: int, why: str = "") -> None:
-        """ValueError where a model of `count` components has fewer than there are stages; why:
-        the reason for so few."""
+        """ValueError where `count` components are fewer than the stages; why: the reason."""
         if self.stage_count > count:
             raise ValueError(
                 f"{self.default}: {self.stage_count} stages, but the model has {count} "
@@ -329,8 +321,7 @@ class Plan(document.Document):
             )
 
     def check_rows(self, rows: int) -> None:
-        """ValueError where global batches of `rows` rows are not those of @global_batch, or too
-        small for the micro-batches."""
+        """ValueError where `rows` are not those of @global_batch, or too few to be cut."""
         if self.global_batch not in (None, rows):
             raise ValueError(
                 f"plan {str(self)!r}: @global_batch={self.global_batch}, but the global batch has "

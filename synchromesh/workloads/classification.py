@@ -52,8 +52,7 @@ class ImageSet:
     def rows(
         self, size: int, folder: Path | None, synthetic: bool, name: str
     ) -> tuple[MapDataset, MapDataset]:
-        """Training and validation data at edge length `size`; `name` is the workload's, for
-        messages."""
+        """Training and validation data at edge length `size`; `name` is for messages."""
         form = ImageFormat(self.mean, self.deviation, size)
         if synthetic:
             return SyntheticImages(form, self.classes), SyntheticImages(form, self.classes, seed=1)

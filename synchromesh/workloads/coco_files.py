@@ -31,9 +31,8 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class CocoFiles:
-    """A folder, or an uncompressed tar, whose files are read by their names in it.
-
-    members: name -> (offset, bytes) of a tar's files; None: a folder."""
+    """A folder, or an uncompressed tar, whose files are read by their names in it. members: name
+    -> (offset, bytes) of a tar's files; None: a folder."""
 
     path: Path
     members: Mapping[str, tuple[int, int]] | None = None
@@ -59,10 +58,9 @@ class CocoFiles:
 
 @dataclass(frozen=True)
 class Instance:
-    """An object in an image: its class, and where it is, as COCO writes it.
-
-    segmentation: polygons [[x, y, x, y, ...], ...], or a run-length encoding
-    {"size": [height, width], "counts": ...}. crowd: many objects that were not told apart."""
+    """An object in an image: its class, and where it is, as COCO writes it. segmentation: polygons
+    [[x, y, x, y, ...], ...], or a run-length encoding {"size": [height, width], "counts": ...}.
+    crowd: many objects that were not told apart."""
 
     label: int
     segmentation: Any
@@ -82,9 +80,8 @@ class AnnotatedImage:
 
     def mask(self) -> NDArray[np.uint8]:
         """The class of every pixel, (height, width): small objects are in front of large ones, and
-        all are in front of crowds, which are ignored.
-
-        ValueError names the record where a segmentation is malformed."""
+        all are in front of crowds, which are ignored. ValueError names the record where a
+        segmentation is malformed."""
         labels = np.zeros((self.height, self.width), np.uint8)
         for one in sorted(self.instances, key=lambda i: (not i.crowd, -i.area)):
             labels[self._covered(one)] = IGNORED.pixel if one.crowd else one.label
@@ -165,9 +162,8 @@ def annotations(split: str) -> str:
 
 
 def read(source: CocoFiles, split: str) -> list[AnnotatedImage]:
-    """The images of a split, by id, with their instances.
-
-    ValueError names file and record where one is malformed, or an image is missing."""
+    """The images of a split, by id, with their instances. ValueError names file and record where
+    one is malformed, or an image is missing."""
     document, place = _document(source, split)
     images, objects, categories = (
         _records(document, kind, place) for kind in ("images", "annotations", "categories")

@@ -1,5 +1,4 @@
-"""Images with labels, kept as bytes, seen in views and normalised one by one; a classifier's loss
-and metric."""
+"""Images with labels, kept as bytes, seen in views, normalised one by one; loss and metric."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,7 +102,6 @@ class View:
 
 class Images:
     """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n).
-
     padding: of the views that are drawn of the images; None: they are seen as they are."""
 
     def __init__(
@@ -126,9 +124,8 @@ class Images:
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """Seeded rows of the shapes of a real data set, for `explain` and `verify`.
-
-    per_pixel: a row has a label for every pixel, else one."""
+    """Seeded rows of the shapes of a real data set, for `explain` and `verify`. per_pixel: a row
+    has a label for every pixel, else one."""
 
     form: ImageFormat
     classes: int

@@ -23,14 +23,13 @@ def _data(
 ) -> tuple[TensorDataset, TensorDataset]:
     """Rows of training and of validation, the latter of the files `val`."""
     if synthetic:
-        rows = [
-            [
-                text.synthetic_sentences(count, size, length, seed)
-                for seed, size in enumerate(words)
-            ]
-            for count in (4096, 1024)
-        ]
-        return TensorDataset(*rows[0]), TensorDataset(*rows[1])
+
+        def rows(count: int) -> TensorDataset:
+            sizes = enumerate(words)
+            sides = (text.synthetic_sentences(count, size, length, seed) for seed, size in sizes)
+            return TensorDataset(*sides)
+
+        return rows(4096), rows(1024)
     folder = data_files.needed(folder, name, text_files.MULTI30K_HOLDS)
     train, valid = (text_files.read_multi30k(folder, split) for split in ("train", "val"))
     known = [text.sentence_vocabulary(*of) for of in zip(train, words, strict=True)]
@@ -50,14 +49,12 @@ def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the target's words: its sum over all that are no padding, and their
-    number."""
+    """Cross-entropy of the target's words that are no padding: its sum, and their number."""
     return text.token_loss(*_scores(model, batch))
 
 
 def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Accuracy and negative log likelihood of the target's words, each the mean over a sentence,
-    summed over the rows."""
+    """Accuracy and nll of the target's words: means over sentences, summed over the rows."""
     return text.token_metric(*_scores(model, batch))
 
 

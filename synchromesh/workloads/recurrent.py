@@ -21,8 +21,7 @@ State = tuple[tuple[Tensor, Tensor], ...]  # of each layer: output and cell, (ro
 
 
 class LstmModel(nn.Module):
-    """Embedding, LSTM layers of one width, softmax; dropout between them (Zaremba et al. 2014,
-    section 3.1)."""
+    """Embedding, LSTM layers of one width, softmax (Zaremba et al. 2014, section 3.1)."""
 
     def __init__(self, words: int, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -47,9 +46,8 @@ def beginning(rows: int, width: int, layers: int) -> State:
 
 
 class LstmLayer(nn.Module):
-    """An LSTM behind dropout: (rows, length, inputs) to (rows, length, width).
-
-    residual: the values are added to what the LSTM makes of them; both are `width` wide then."""
+    """An LSTM behind dropout: (rows, length, inputs) to (rows, length, width). residual: the
+    values are added to what the LSTM makes of them; both are `width` wide then."""
 
     def __init__(self, inputs: int, width: int, dropout: float, residual: bool = False) -> None:
         super().__init__()
@@ -67,9 +65,8 @@ class LstmLayer(nn.Module):
 
 class LstmClassifier(nn.Module):
     """Logits (rows, classes) of ids and an attention mask, both (rows, length): a linear layer on
-    the mean of what the last LSTM layer gives at the words.
-
-    Padding stands behind the words, where no word's output sees it, and the mean leaves it out."""
+    the mean of what the last LSTM layer gives at the words. Padding stands behind the words, where
+    no word's output sees it, and the mean leaves it out."""
 
     def __init__(
         self, vocabulary: int, width: int, layers: int, classes: int, dropout: float
@@ -93,9 +90,8 @@ class LstmClassifier(nn.Module):
 
 class Gnmt(nn.Module):
     """Logits (rows, target length, target words) of source ids (rows, source length) and target
-    ids (rows, target length), each place having seen the target up to itself.
-
-    padding: the id that ends shorter sentences, which nothing else depends on."""
+    ids (rows, target length), each place having seen the target up to itself. padding: the id that
+    ends shorter sentences, which nothing else depends on."""
 
     def __init__(
         self, words: tuple[int, int], width: int, layers: int, dropout: float, padding: int

@@ -78,8 +78,7 @@ def _workload(
     name: str, length: int, sizes: dict[str, Any], folder: Path | None, synthetic: bool,
     **options: Any,
 ) -> Workload:  # fmt: skip
-    """A workload of GPT-2 with these sizes on blocks of `length` bytes; `options` are further
-    fields."""
+    """GPT-2 with these sizes on blocks of `length` bytes; `options` are further fields."""
     train, valid = _data(name, length, folder, synthetic)
     return Workload(
         model=_gpt2(length, **sizes), loss=loss, metric=metric, train_data=train, valid_data=valid,

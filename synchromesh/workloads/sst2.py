@@ -169,10 +169,6 @@ def lstm_small(folder: Path | None, synthetic: bool) -> Workload:
 
 
 WORKLOADS = {
-    "sst2/bert": bert,
-    "sst2/bert_small": bert_small,
-    "sst2/roberta": roberta,
-    "sst2/roberta_small": roberta_small,
-    "sst2/lstm": lstm,
-    "sst2/lstm_small": lstm_small,
-}
+    "sst2/bert": bert, "sst2/bert_small": bert_small, "sst2/roberta": roberta,
+    "sst2/roberta_small": roberta_small, "sst2/lstm": lstm, "sst2/lstm_small": lstm_small,
+}  # fmt: skip

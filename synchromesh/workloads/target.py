@@ -14,10 +14,9 @@ from synchromesh.workloads.workload import Workload
 
 
 def load(target: str, data: str | Path | None = None, synthetic: bool = False) -> Workload:
-    """The workload that TARGET names: a bundled one, or `path/to/file.py:function`.
-
-    `data` is the folder of a bundled workload's data; with `synthetic` a bundled workload makes
-    seeded rows instead."""
+    """The workload that TARGET names: a bundled one, or `path/to/file.py:function`. `data` is the
+    folder of a bundled workload's data; with `synthetic` a bundled workload makes seeded rows
+    instead."""
     path, colon, function = target.rpartition(":")
     if colon and (path.endswith(".py") or "/" in path):
         if data is not None:

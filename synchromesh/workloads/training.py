@@ -24,9 +24,8 @@ def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.o
 
 
 def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """The learning rate rises for `updates` updates; then stays, or falls to a fiftieth.
-
-    decay: updates from the start to the end of the fall."""
+    """The learning rate rises for `updates` updates; then stays, or falls to a fiftieth. decay:
+    updates from the start to the end of the fall."""
 
     def factor(step: int) -> float:
         rise = min(1.0, (step + 1) / updates)
@@ -57,7 +56,6 @@ def right_rows(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def summed_loss(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the labels that are not `ignored`, and their number. Classes are
-    dim 1 of `logits`."""
+    """Cross-entropy summed over labels not `ignored`, and their number. Classes are dim 1."""
     total = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
     return total, (labels != ignored).sum()

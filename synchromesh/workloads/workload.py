@@ -119,8 +119,7 @@ class Workload:
         return built
 
     def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        """A new scheduler, or None where there is to be none. ValueError where `scheduler` returns
-        something else."""
+        """A new scheduler, or None. ValueError where `scheduler` returns something else."""
         if self.scheduler is None:
             return None
         built = self.scheduler(optimizer)

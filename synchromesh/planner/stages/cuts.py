@@ -20,10 +20,9 @@ from synchromesh.values.profile import Profile
 
 
 def cut(weights: Sequence[float], stages: int) -> tuple[int, ...]:
-    """The first component of each stage: 0, then where the chain is cut.
-
-    weights: seconds (or any measure of work) of each component, at least 0. ValueError where
-    there are fewer components than stages."""
+    """The first component of each stage: 0, then where the chain is cut. weights: seconds (or any
+    measure of work) of each component, at least 0. ValueError where there are fewer components
+    than stages."""
     if not 1 <= stages <= len(weights):
         raise ValueError(
             f"{stages} stages need as many components at least, and at least one; there are "

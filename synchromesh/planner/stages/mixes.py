@@ -55,16 +55,6 @@ from synchromesh.planner.stages.problem import (
 )
 
 
-@dataclass(frozen=True)
-class MixTuning:
-    """What mixing may cost; chosen, not measured."""
-
-    halvings: int = 2  # of the shares between 0 and 1: a stage is searched at most 5 times
-
-
-TUNING = MixTuning()
-
-
 @dataclass(frozen=True, eq=False)
 class Inside:
     """What may be mixed in a stage: its ways, what each component takes in each of them, without
@@ -108,7 +98,6 @@ class StagePlace:
     held: int
 
     def mix(self, stage: PlannedStage, seconds: float, fill: float, end: float) -> "Mix":
-        """Of t, x and e."""
         busy = self.slowdown * seconds
         return Mix(stage, busy + fill, (self.micro_batches - 1) * busy + end)
 
@@ -142,29 +131,27 @@ def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
     return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
 
 
-def _mixes(place: StagePlace, own: Mix, inside: Inside | None) -> Mixes:
-    """The mixes that memory holds; the stage's own alone where it holds no other."""
+def _mixes(place: StagePlace, own: Mix, inside: Inside | None, halvings: int = 2) -> Mixes:
+    """The mixes that memory holds; the stage's own alone where it holds no other. halvings: of the
+    shares between 0 and 1, so that a stage is searched at most 5 times; chosen, not measured."""
     if inside is not None:
         searches = Searches(place, own.stage, inside)
         least, most = searches.least(0.0), searches.least(1.0)
         if least and most:
             (passing, passage), (whole, both) = least, most
-            between = searches.between(passing, whole, TUNING.halvings)
+            between = searches.between(passing, whole, halvings)
             return Mixes((own, passing, whole, *between), passage, both)
     return Mixes((own,), own.seconds(0.0), own.seconds(1.0))
 
 
 @dataclass(frozen=True)
 class Searches:
-    """The searches of a stage."""
-
     place: StagePlace
     stage: PlannedStage
     inside: Inside
 
     def least(self, share: float) -> tuple[Mix, float] | None:
-        """The mix of least passage + share slowest, and what none is below; None: memory holds
-        none."""
+        """The mix of least passage + share slowest, and what none is below; None: no memory."""
         place = self.place
         times = place.slowdown * (1 + share * (place.micro_batches - 1))
         found = search(self.chain(times, share), place.limit)
@@ -223,13 +210,10 @@ class Searches:
         forward, backward = float(facts.forward[i]), float(facts.backward[i])
         forward += (1 - facts.overlap.compute) * (arrives + leaves) + facts.begin * at_first
         return Option(
-            times * forward + (times - share) * backward,
-            share * backward,
-            share * float(facts.gradient[i]),
-            share * float(facts.update[i]) + 2 * arrives,
-            ceil(facts.resident[i] + self.place.held * facts.kept[i]),
-            border,
-        )
+            times * forward + (times - share) * backward, share * backward,
+            share * float(facts.gradient[i]), share * float(facts.update[i]) + 2 * arrives,
+            ceil(facts.resident[i] + self.place.held * facts.kept[i]), border,
+        )  # fmt: skip
 
 
 def _times(factor: float, seconds: Floats) -> Floats:
