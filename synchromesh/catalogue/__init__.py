@@ -27,14 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def cluster(name: str, most: int = 65_536) -> Cluster:
-    """ValueError, with near names, for a name that is not known, or more than `most` devices."""
+    """The cluster of a name. ValueError for an unknown one, with near ones; more than `most`."""
     known = sheets()
     devices = sorted(known.devices, key=len, reverse=True)
     networks = [k for k, link in known.links.items() if link.kind not in INSIDE]
-    form = (
-        rf"({'|'.join(map(re.escape, devices))})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?"
-    )
-    match = re.fullmatch(form, name)
+    kinds = "|".join(map(re.escape, devices))
+    match = re.fullmatch(rf"({kinds})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?", name)
     if match is None:
         raise ValueError(
             f"the catalogue has no cluster {name!r}{near(name, names())}; a name is DEVICExCOUNT "
@@ -64,7 +62,5 @@ def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> C
 
 def _hosts(device: Device, count: int, each: int) -> tuple[Host, ...]:
     """Hosts of `each` devices, the last one with what remains."""
-    starts = range(0, count, each)
-    return tuple(
-        Host(f"host{i}", (device,) * min(each, count - start)) for i, start in enumerate(starts)
-    )
+    left = (min(each, count - start) for start in range(0, count, each))
+    return tuple(Host(f"host{i}", (device,) * number) for i, number in enumerate(left))

@@ -65,7 +65,6 @@ class LinkSheet:
 
     @property
     def link(self) -> Link:
-        """The link that the figures describe, between any two ends."""
         values: dict[str, Any] = {name: f.value for name, f in self.figures.items()}
         values["lanes"] = int(values.get("lanes", 1))
         return Link(ANY, ANY, kind=self.kind, **values)
@@ -73,8 +72,6 @@ class LinkSheet:
 
 @dataclass(frozen=True)
 class Source:
-    """A document that figures are from."""
-
     title: str
     url: str = ""
 
@@ -94,7 +91,6 @@ class Sheets:
 
 @cache
 def sheets() -> Sheets:
-    """The catalogue that comes with the package."""
     folder = resources.files(__package__)
     texts = {name: (folder / name).read_text("utf-8") for name in ("devices.yaml", "links.yaml")}
     return parse(*texts.values())

@@ -43,13 +43,9 @@ def _of_first(path: str | Path, group: Group) -> Path:
     return Path(group.broadcast_json(str(Path(path).absolute())))
 
 
-# Saving
-
-
 def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world: World) -> None:
-    """Writes a checkpoint to the folder `path`. Collective; rank 0's `extra` (JSON) is kept. A
-    folder that is there already stays as `path.previous`. Whatever fails, on whichever rank, is a
-    CheckpointError on all of them, leaves what was there, and the group can be used again."""
+    """Writes a folder `path`; collective. What is there stays as `path.previous`. Whatever fails
+    on any rank is a CheckpointError on all, leaves what was there, and a group that can go on."""
     group = world.everyone
     path = _of_first(path, group)
     text = agreed(group, lambda: json.dumps(extra, indent=1), f"{path}: state that is no JSON")
@@ -116,9 +112,6 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
     manifest.manifest_of(entries.items(), path.parent).write(fresh)
     manifest.put_in_place(fresh, path)
     return True
-
-
-# Loading
 
 
 def read_extra(path: str | Path, world: World) -> Any:
@@ -206,7 +199,6 @@ def _differences(
 
 
 def _reasons(error: CheckpointException) -> str:
-    """What went wrong on which ranks, in one line."""
     ranks: dict[str, list[int]] = {}
     for rank, (cause, _) in error.failures.items():
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)

@@ -119,9 +119,6 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-# Reading
-
-
 def load_safetensors(
     path: str | Path, wanted: Mapping[str, LocalTensor], aliases: Mapping[str, str] | None = None,
     cast: bool = False, allow: Iterable[str] = (),
@@ -179,7 +176,6 @@ def _tied(sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The safetensors files that a path stands for."""
     if path.is_dir():
         inside = [path / "model.safetensors", path / "model.safetensors.index.json"]
         path = next((p for p in inside if p.is_file()), inside[0])
@@ -189,7 +185,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _indexed(path: Path) -> list[Path]:
-    """The files that an index names, all beside it."""
     value = document.read(path)
     if not isinstance(value, dict) or "weight_map" not in value:
         raise CheckpointError(f"{path}: weight_map is missing: is this an index of safetensors?")

@@ -77,8 +77,7 @@ def refuse_uninitialised(
 
 
 def refuse_lost_attributes(model: nn.Module) -> None:
-    """ValueError that names the tensors on the meta device that are attributes of modules and
-    neither parameters nor buffers: nothing could ever give them values."""
+    """ValueError that names attributes on the meta device that are no parameters or buffers."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     attributes = ((n, table[key]) for n, table, key in attributes_of(model) if n not in buffers)
     if lost := [n for n, x in attributes if isinstance(x, Tensor) and x.is_meta]:
@@ -91,8 +90,6 @@ def refuse_lost_attributes(model: nn.Module) -> None:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes the storages that operators write to."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()

@@ -141,9 +141,8 @@ def by_age(folder: str | Path) -> list[Path]:
     """The finished checkpoints in `folder`, the newest first by what their manifests say."""
     try:
         visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
-        finished = [
-            p for p in visible if p.is_dir() and not p.is_symlink() and (p / NAME).is_file()
-        ]
+        folders = (p for p in visible if p.is_dir() and not p.is_symlink())
+        finished = [p for p in folders if (p / NAME).is_file()]
         return sorted(finished, key=lambda p: (_created(p), p.name), reverse=True)
     except OSError:
         return []
@@ -180,9 +179,6 @@ def offer(folder: str | Path) -> str:
     if other is None:
         return "no other good checkpoint lies beside it"
     return f"the newest good one beside it is {other}"
-
-
-# Writing
 
 
 def check_writable(folder: str | Path) -> None:

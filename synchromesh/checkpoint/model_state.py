@@ -42,11 +42,8 @@ class ModelState:
 
     def sides(self, holding: Holding, ranks: tuple[int, ...]) -> Sides:
         """The boxes of `holding` at each rank of the world; none at idle ranks."""
-        return tuple(
-            holding.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
-        )
-
-    # Moving
+        everyone = range(self.world.size)
+        return tuple(holding.boxes(ranks.index(r)) if r in ranks else () for r in everyone)
 
     def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
         """Brings every tensor to where `holdings` says on the ranks of `groups`. Tensors on the
@@ -87,8 +84,7 @@ class ModelState:
         return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
     def start(self, seed: int, without: Collection[str] = ()) -> None:
-        """Tensors on the meta device come into being, this rank's shards only. without: names that
-        are left uninitialised, for weights to be read into."""
+        """Tensors on the meta device come into being, shards alone; not those of `without`."""
         with self.model.unreferenced():
             self._start_tensors(seed, without)
         self._start_optimizer(counters=False)
@@ -123,11 +119,8 @@ class ModelState:
     def _boxes(self, name: str) -> tuple[Box, ...]:
         return self.sides(self.holdings[name], self.ranks)[self.world.rank]
 
-    # The first weights
-
     def compare_first(self) -> None:
-        """Finds the tensors in which ranks differ before anything has moved: of these rank 0's
-        count. Optimizer state that exists already is rank 0's too."""
+        """Finds the tensors in which ranks differ before anything has moved: rank 0's count."""
         if self.world.size == 1:
             return
         everyone = self.world.everyone
@@ -148,14 +141,11 @@ class ModelState:
             if described is not None:
                 self.optimizer_state.adopt(described)
 
-    # Optimizer state
-
     def _held_everywhere(self) -> bool:
         return all(len(h.positions) == self.world.size for h in self.holdings.values())
 
     def _spread_optimizer_state(self) -> None:
-        """Ranks learn which optimizer state exists of parameters that they have no part of, before
-        they receive any: they have not updated those."""
+        """Ranks learn which optimizer state exists of parameters that they have no part of."""
         if self._held_everywhere():
             return
         described = self.described_optimizer(self.optimizer_state.describe())
@@ -178,8 +168,6 @@ class ModelState:
         state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}
         return {"kind": own["kind"], "groups": groups, "state": state}
 
-    # Complete tensors
-
     def gathered(
         self, local: Mapping[str, Tensor], root: int | None = None
     ) -> Iterator[tuple[str, Tensor]]:
@@ -197,8 +185,6 @@ class ModelState:
         local = {n: self.model.local(n).detach() for n in names}
         entire = {n: t.cpu().clone() for n, t in self.gathered(local)}
         return {alias: entire[name] for alias, name in self.model.aliases.items()}
-
-    # Local tensors for a checkpoint
 
     def local_tensors(self) -> dict[str, LocalTensor]:
         """All that a checkpoint carries, as boxes: `model/NAME`, `optimizer/NAME/KEY`."""
@@ -226,12 +212,9 @@ class ModelState:
         """This rank's parameters, each with the number of ranks that have an equal shard."""
         return [(p, float(self.holdings[n].copies)) for n, p in self.model.parameters.items()]
 
-    # Buffers that data ranks compute from rows of their own
-
     def settle_buffers(self, groups: PlanGroups, names: Collection[str], rows: int) -> None:
-        """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
-        this rank has computed since they were last equal; whole numbers are the first rank's.
-        Nothing changes where no rank has computed any."""
+        """Makes buffers that data ranks compute from own rows equal: means, weighted by the `rows`
+        of each rank since they last were; whole numbers are the first rank's."""
         if groups.position is None:
             return
         for name in names:

@@ -16,8 +16,6 @@ from synchromesh.programs.model import Model, dtype_name
 
 
 class OptimizerState:
-    """Of `optimizer` over the parameters of `model`."""
-
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
@@ -34,7 +32,6 @@ class OptimizerState:
         return {k: v for k, v in self._tensors(name) if v.shape == self.model.local(name).shape}
 
     def whole(self, name: str) -> dict[str, Tensor]:
-        """Tensors of other shapes than the parameter's."""
         shape = self.model.local(name).shape
         return {k: v for k, v in self._tensors(name) if v.shape != shape and v.numel() != 1}
 
@@ -97,7 +94,6 @@ class OptimizerState:
         self.adopt_of(self.model.parameters, described["state"])
 
     def adopt_of(self, names: Iterable[str], described: Mapping[str, Any]) -> None:
-        """The same of the state of some parameters alone."""
         for name in names:
             parameter = self.model.parameters[name]
             if name not in described:

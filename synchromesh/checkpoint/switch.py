@@ -82,7 +82,6 @@ class _OpenMove:
 
     @classmethod
     def begin(cls, m: Move, index: int) -> "_OpenMove":
-        """At rank `index` of the group, with room for what it is to have."""
         old = m.current().detach()
         kept = list(m.have[index]) == list(m.want[index])
         new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
@@ -182,7 +181,6 @@ def _chunks(m: Move, most: int) -> Iterator[BoxCopy]:
 
 
 def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> TransferStats:
-    """Sends, receives and copies the chunks of a round."""
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     landing: list[tuple[Tensor, Tensor]] = []

@@ -29,18 +29,13 @@ def alone(value: Any) -> list[Any]:
 class Batching:
     """How samples become global batches.
 
-    drop_last    a last batch that is not full is left out
-    collate      (list of samples) -> batch; None: torch's default
-    continuing   samples follow each other, as the parts of a text do, and are read as so many
-                 streams as a batch has rows: row i of a batch is the sample behind row i of the
-                 last one
-
-        10 samples, batches of 3     0 3 6 | 1 4 7 | 2 5 8      what is left, 9, is left out"""
+    10 samples, batches of 3, continuing:   0 3 6 | 1 4 7 | 2 5 8   the rest, 9, is left out"""
 
     shuffle: bool = True
-    drop_last: bool = False
-    collate: Collate | None = None
-    continuing: bool = False
+    drop_last: bool = False  # a last batch that is not full is left out
+    collate: Collate | None = None  # (list of samples) -> batch; None: torch's default
+    continuing: bool = False  # row i of a batch is the sample behind row i of the one before it,
+    # as the parts of a text: as many streams are read as a batch has rows
 
     @property
     def whole(self) -> bool:
@@ -104,8 +99,7 @@ class Loader:
 
     @property
     def batches(self) -> int | None:
-        """Global batches of an entire epoch; None where it is not known. Of a stream it is what
-        its length says, which substreams that end apart may exceed."""
+        """Of an entire epoch; None: not known. Substreams that end apart may exceed a stream's."""
         return None if self.samples is None else self._batches(self.samples)
 
     @property
@@ -239,9 +233,8 @@ def _stream_length(dataset: Any, shuffle: bool) -> int | None:
 
 
 class Loaders:
-    """One loader for each data set and order of rows, in the order in which they were asked for.
-    own_rows(rows): the rows of a global batch that this rank works on. carries: whether a row of a
-    batch goes on in the same row of the next one."""
+    """One for each data set and order of rows, as they were asked for. own_rows(rows): of a global
+    batch, this rank's. carries: whether a row goes on in the same row of the next batch."""
 
     def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
         self._own_rows, self._world, self._carries = own_rows, world, carries

@@ -161,8 +161,6 @@ def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str,
 
 
 class CountingBench(Bench):
-    """A bench that notes the operators of its forwards and backwards."""
-
     def forward(self) -> tuple[Tensor, ...]:
         with Operations() as self.ran_forward:
             return super().forward()
@@ -177,7 +175,6 @@ class CountingBench(Bench):
 
 
 def count(bench: CountingBench) -> Counted:
-    """The operators of one forward and backward of a program, and its memory."""
     with plain_operators():
         used = bench.bytes()
     return Counted(tuple(bench.ran_forward.found), tuple(bench.ran_backward.found), used)
@@ -224,9 +221,6 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
     )  # fmt: skip
 
 
-# The optimizer's step
-
-
 @dataclass(frozen=True)
 class EstimatedUpdate:
     """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
@@ -243,9 +237,8 @@ def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
     written. Two numbers of tensors tell what an operator a tensor costs from what an operator for
     all of them (`foreach`, PyTorch's default on a GPU) costs."""
     few, many = 2, 6
-    (operators, moved, factor), (more, _, _) = (
-        _counted(optimizer, device, n) for n in (few, many)
-    )
+    operators, moved, factor = _counted(optimizer, device, few)
+    more, _, _ = _counted(optimizer, device, many)
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
     launches = each * LAUNCH_SECONDS, once * LAUNCH_SECONDS

@@ -53,25 +53,19 @@ class Candidate:
     def to_dict(self) -> dict[str, Any]:
         time = self.time
         return {
-            "plan": str(self.plan),
-            "step_seconds": None if time is None else time.seconds,
+            "plan": str(self.plan), "step_seconds": None if time is None else time.seconds,
             "memory_bytes": [m.peak for m in self.memory],
             "memory_by_kind": [dict(m.by_kind) for m in self.memory],
             "communication_share": None if time is None else time.communication_share,
-            "fits": self.fits,
-            "reason": self.reason,
-            "given": self.given,
-        }
+            "fits": self.fits, "reason": self.reason, "given": self.given,
+        }  # fmt: skip
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON, for other ranks; `from_record` reads it."""
         return {
-            "plan": str(self.plan),
-            "time": None if self.time is None else asdict(self.time),
-            "memory": [asdict(m) for m in self.memory],
-            "fits": self.fits,
-            "reason": self.reason,
-        }
+            "plan": str(self.plan), "time": None if self.time is None else asdict(self.time),
+            "memory": [asdict(m) for m in self.memory], "fits": self.fits, "reason": self.reason,
+        }  # fmt: skip
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
@@ -93,9 +87,8 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
 
 
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
-    """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits. A
-    plan that leaves open how many micro-batches are interleaved gets the better number, of those
-    that fit if any does."""
+    """Seconds, bytes on each device, whether it stays below the limits. Where a plan leaves
+    interleaving open it gets the better number, of those that fit if any does."""
     try:
         placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:

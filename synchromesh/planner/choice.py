@@ -21,8 +21,6 @@ PLAIN = ("single", "data", "tensor", "hybrid")
 
 @dataclass(frozen=True)
 class Choice:
-    """What was considered and chosen, and on which facts."""
-
     candidates: tuple[Candidate, ...]  # the chosen one first, then by time
     profile: Profile
     planning_seconds: float  # of the search alone
@@ -117,9 +115,8 @@ class RunnerUp:
 
 
 def decided(found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the chosen one first, and reasons. Of plans that are predicted to take less
-    than `MARGIN` longer than the quickest, the plainest is taken: predictions are not that exact,
-    and what is plain is easier to reason about."""
+    """Candidates with the chosen one first, and reasons. Of those that are less than `MARGIN`
+    slower than the quickest, the plainest is taken: predictions are not that exact."""
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     quickest = order[0]
     near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
@@ -146,7 +143,6 @@ def _beside(c: Candidate, best: Candidate) -> str:
 
 
 def saves_memory(plan: Plan) -> bool:
-    """Whether states are sharded or activations recomputed in any component."""
     return any(spec.states != "none" or spec.recompute for spec in plan.specs)
 
 

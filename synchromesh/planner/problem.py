@@ -119,8 +119,7 @@ class PlanningProblem:
 
 
 class PartitionCache:
-    """The partitions of a problem's step, each solved once for layouts of equal meshes. say:
-    receives what planning by them is doing."""
+    """Partitions of a step, each solved once for layouts of equal meshes. say: of what is done."""
 
     def __init__(self, problem: PlanningProblem, say: Say = silent) -> None:
         self.problem, self.say = problem, say
@@ -161,11 +160,8 @@ class PartitionCache:
         return self._solved.get(self.problem.layouts(plan))
 
     def overlaps(self, plan: Plan) -> bool:
-        """Whether several micro-batches may be interleaved under `plan`."""
         return overlaps(self.problem.step, self.partition(plan))
 
-
-# Facts
 
 GRADIENT_BYTES = SIZES.full + MIB  # of a bucket, up to which all-reduces are asked for
 
@@ -184,7 +180,6 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
 
 
 def _gradients(local: LocalComponent, ranks: Pattern) -> Iterator[Demand]:
-    """What the data ranks of a component send of its gradients and sharded parameters."""
     bytes_ = sum(p.bytes for p in local.component.parameters if p.trainable)
     if bytes_:
         yield "all_reduce", ranks, min(bytes_, GRADIENT_BYTES)

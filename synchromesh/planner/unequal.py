@@ -129,8 +129,7 @@ def _level_rows(costs: Sequence[_RowCost], rows: int) -> list[float]:
 def _row_costs(
     partitions: PartitionCache, plan: Plan, data: int, profile: Profile
 ) -> list[_RowCost]:
-    """Of each data index: a line through what its slowest rank computes for an equal block of the
-    rows and for a quarter of it, with the optimizer's step."""
+    """Of each data index: a line through what its slowest rank takes for a block and a quarter."""
     seconds = computing(planned_step(partitions, plan), profile)
     tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
     found = []

@@ -18,9 +18,8 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class UniformPartitions:
-    """The partitions of a step under every tensor degree of K devices. They say what a group of
-    other `devices` does too, as far as the degree divides it: programs do not depend on data
-    degrees."""
+    """The partitions of a step under every tensor degree of K devices; also of a group of other
+    `devices` as far as the degree divides it: programs do not depend on data degrees."""
 
     step: Step
     devices: int
@@ -61,9 +60,8 @@ class UniformPartitions:
 
 
 def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
-    """The step partitioned under every tensor degree of the devices; under one degree alone where
-    parameters cannot be sharded. Components whose rows depend on each other have the degree of
-    all devices in each of them."""
+    """Partitioned under every tensor degree; under one where parameters cannot be sharded.
+    Components whose rows depend on each other have all devices in each of them."""
     problem = partitions.problem
     step, devices, count = problem.step, problem.devices, len(problem.names)
     stated = (1,) if problem.unsplittable else degrees(devices)

@@ -34,9 +34,8 @@ Forms = Mapping[Form, Mapping[int, Sequence[str]]]  # the components of each, by
 def spec_of(layout: Layout) -> LayoutSpec:
     if layout.data == 1 and layout.tensor > 1:
         return LayoutSpec("tensor", recompute=layout.recompute)
-    return LayoutSpec(
-        "hybrid", layout.tensor, states=layout.shard_states, recompute=layout.recompute
-    )
+    states, recompute = layout.shard_states, layout.recompute
+    return LayoutSpec("hybrid", layout.tensor, states=states, recompute=recompute)
 
 
 def worded(
@@ -61,7 +60,6 @@ def worded(
 def _overrides(
     wanted: Mapping[str, Layout], default: Layout, paths: Mapping[str, Sequence[str]], forms: Forms
 ) -> tuple[Override, ...]:
-    """Patterns for all that is not to have the default layout."""
     found: list[Override] = []
     named: set[str] = set()
     for name, layout in wanted.items():
@@ -116,9 +114,8 @@ def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if NUMBER.fullmatch(part)][:most]
     for end in range(1, len(parts) + 1):
-        ways = [
-            (p, "*", None) if i in numbers else (_literal(p),) for i, p in enumerate(parts[:end])
-        ]
+        known = enumerate(parts[:end])
+        ways = [(p, "*", None) if i in numbers else (_literal(p),) for i, p in known]
         for form in product(*ways):
             places = [i for i, part in enumerate(form) if part is None]
             if len(places) <= 1 and set(form) != {"*"}:
@@ -130,9 +127,6 @@ def _literal(name: str) -> str:
     pattern = re.sub(r"([*?\[@])", r"[\1]", name)
     pattern = RANGE.sub(lambda found: f"[{found[0][0]}]{found[0][1:]}", pattern)
     return "".join("?" if c in "=;" or c.isspace() or not c.isprintable() else c for c in pattern)
-
-
-# Plainer plans
 
 
 def relatives(uniform: UniformPartitions, problem: PlanningProblem, plan: Plan) -> list[Plan]:

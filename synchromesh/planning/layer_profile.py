@@ -133,7 +133,6 @@ def _layer(line: str, at: str) -> tuple[str, Layer | None]:
 
 
 def _figure(given: Mapping[str, str], name: str, at: str) -> float:
-    """The sum of a figure's numbers."""
     if name not in given:
         raise ValueError(f"{at}: {name} is missing; {_FORM}")
     try:

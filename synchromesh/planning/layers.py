@@ -82,45 +82,34 @@ class LayerPlanned:
         return self.candidates[0].plan
 
     def to_dict(self) -> dict[str, Any]:
-        layers = self.profile.layers
+        layers, cluster = self.profile.layers, self.cluster
+
+        def stage(s: PlannedStage, seconds: float) -> dict[str, Any]:
+            names = [layer.name for layer in layers[s.first : s.end]]
+            return {"layers": names, "devices": s.devices, "micro_batch_seconds": seconds}
+
+        candidates = [
+            {
+                "plan": str(c.plan), "step_seconds": c.seconds,
+                "memory_bytes": [m.peak for m in c.memory], "idle_share": c.idle, "gap": c.gap,
+                "stages": list(map(stage, c.stages, c.stage_seconds)),
+            }
+            for c in self.candidates
+        ]  # fmt: skip
         return {
-            "candidates": [
-                {
-                    "plan": str(c.plan),
-                    "step_seconds": c.seconds,
-                    "memory_bytes": [m.peak for m in c.memory],
-                    "idle_share": c.idle,
-                    "gap": c.gap,
-                    "stages": [
-                        {
-                            "layers": [layer.name for layer in layers[s.first : s.end]],
-                            "devices": s.devices,
-                            "micro_batch_seconds": seconds,
-                        }
-                        for s, seconds in zip(c.stages, c.stage_seconds, strict=True)
-                    ],
-                }
-                for c in self.candidates
-            ],
-            "chosen": None if self.refusal else str(self.plan),
-            "refusal": self.refusal,
-            "source": self.cluster.source,
-            "error_band": self.cluster.error_band,
-            "emulated": self.cluster.emulated,
-            "cluster": self.cluster.name,
-            "devices": len(self.cluster.ranks),
-            "rows": self.rows,
-            "planning_seconds": self.planning_seconds,
-        }
+            "candidates": candidates, "chosen": None if self.refusal else str(self.plan),
+            "refusal": self.refusal, "source": cluster.source, "error_band": cluster.error_band,
+            "emulated": cluster.emulated, "cluster": cluster.name, "devices": len(cluster.ranks),
+            "rows": self.rows, "planning_seconds": self.planning_seconds,
+        }  # fmt: skip
 
 
 def plan_layers(
     profile: LayerProfile, cluster: Cluster, profiled: int, rows: int | None = None,
     memory: float | None = None, headroom: str | None = None,
 ) -> LayerPlanned:  # fmt: skip
-    """The plans of least step time, of one stage (`data`) and of several. profiled: rows of the
-    profile's minibatch. rows: of a global batch; default: the profiled ones on each device.
-    memory, headroom: as of `planning.plan`."""
+    """The quickest plans of one stage (`data`) and of several. profiled: rows of the profile's
+    minibatch. rows: of a global batch; default: the profiled ones on each device."""
     began = time.perf_counter()
     count = len(cluster.ranks)
     limits = tuple(x.usable for x in headrooms(cluster, memory, headroom))
@@ -142,8 +131,6 @@ def _scaled(measured: Sequence[float], share: float) -> Floats:
 
 @dataclass(frozen=True)
 class _Planning:
-    """A layer profile that is to be trained on a cluster."""
-
     profile: LayerProfile
     cluster: Cluster
     profiled: int
@@ -155,7 +142,6 @@ class _Planning:
 
     @cached_property
     def problem(self) -> StageProblem:
-        """Every stage, on every group that is offered."""
         devices = [device for _, device in self.cluster.ranks]
         sizes, count = group_sizes(len(devices)), len(self.profile.layers)
 
@@ -202,7 +188,6 @@ class _Planning:
         return np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
 
     def candidate(self, found: StagePlan) -> LayerCandidate:
-        """What was found, as a plan with its figures."""
         m, costs = found.micro_batches, self.problem.costs(found.micro_batches)
         devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0

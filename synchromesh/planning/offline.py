@@ -86,7 +86,6 @@ class Planned:
 
 
 def certainty(profile: Profile) -> str:
-    """Where the numbers of a profile are from and what they may be off by."""
     band = f"+-{profile.error_band:.0%}" if profile.error_band else "error not stated"
     memory = f", memory +-{MEMORY_ERROR:.0%}" if profile.source == SOURCE else ""
     return f"{profile.source}, time {band}{memory}{', emulated' if profile.emulated else ''}"

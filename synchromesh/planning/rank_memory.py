@@ -67,9 +67,8 @@ class RankMemory:
         self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]
 
     def relieve(self, steps: int) -> None:
-        """After so many steps: where this process has taken most of its memory, large tensors
-        from now on come without holes, and what is free on the heap goes back to the system
-        (`engine/heap.py`)."""
+        """After so many steps: where this process has taken most of its memory, large tensors come
+        without holes from now on, and the heap gives back what is free (`engine/heap.py`)."""
         if self.world.device.type != "cpu" or (not self._short and steps % TUNING.seldom):
             return
         if process_bytes() > TUNING.short * self._share:
@@ -115,8 +114,7 @@ class RankMemory:
 
 
 def memory_share(world: World) -> int:
-    """Bytes of its device that each rank may use: those of a host's memory are divided over its
-    ranks (`Machine.sharers`). All ranks call alike."""
+    """Bytes of its device that each rank may use: a host's are divided. All ranks call alike."""
     mine = machine_of(world.rank, world.device)
     machines = [Machine.from_dict(m) for m in world.everyone.all_gather_json(mine.to_dict())]
     return mine.memory_bytes // mine.sharers(machines)

@@ -13,8 +13,7 @@ from synchromesh.values.profile import Profile
 
 
 class PlanningSession:
-    """The questions about the plans of a problem. `known`: facts to begin with, of which what is
-    missing is added. Where several ranks have the facts, all call alike."""
+    """Questions about the plans of a problem; `known` facts are added to. All ranks call alike."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.partitions = facts, facts.partitions

@@ -253,6 +253,5 @@ def _link(value: Any, path: str) -> Link:
 
 
 def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
-    """The link from `a` to `b` with the figures of a mapping."""
     known = document.mapping(item, path, FIGURES, ("bytes_per_second",))
     return of_plain(Link, {**known, "a": a, "b": b}, path)

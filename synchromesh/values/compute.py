@@ -16,9 +16,8 @@ from synchromesh.values.fields import Within, of_plain, to_plain
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds over a size: measured points, straight lines between and beyond them. points: (size,
-    seconds), sizes ascending. One point alone is a line through the origin. Bytes over rows are
-    such curves too."""
+    """Seconds over a size: straight lines between and beyond measured points (size, seconds), in
+    ascending order; one point alone is a line through the origin. Also bytes over rows."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -139,8 +138,6 @@ class Compute:
         return self.forward[at](rows), self.backward[at](rows)
 
     def joined(self, other: "Compute") -> "Compute":
-        """What was measured at further rows besides."""
-
         def curves(old: tuple[Curve, ...], new: tuple[Curve, ...]) -> tuple[Curve, ...]:
             return tuple(a.joined(b) for a, b in zip(old, new, strict=True))
 

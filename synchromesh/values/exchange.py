@@ -162,7 +162,6 @@ class Change:
         return tuple(route for route in self.routes if route.sender not in cut)
 
     def _all_of(self, side: Side, position: int) -> Slices:
-        """All that a position of a side has, along the dimensions that are cut."""
         boxes = side.boxes(position, self._dims)
         return tuple((0, n) for n in local_shape(boxes, len(self.cut)))
 
@@ -196,7 +195,6 @@ _GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}
 
 
 def shape_rows_first(value: Value) -> tuple[int, ...]:
-    """The shape of one row of `value` with rows first."""
     rows, shape = value.rows, value.shape
     assert rows is not None, f"{value.name} has no rows"
     return (1, *shape[: rows.dim], rows.segments, rows.inner, *shape[rows.dim + 1 :])
@@ -229,9 +227,8 @@ def with_stand_ins(rows: Ranges) -> Ranges:
 
 
 def copies(source: Layout, target: Layout, gradient: bool) -> list[tuple[int, int]]:
-    """(sender, receiver) of a value without rows from `source` to `target`, or of its gradient
-    back. Data index j of the target is served by j mod data of the source, which adds up the
-    gradients of all that it serves: the sum over its data ranks is that over the target's."""
+    """(sender, receiver) of a value without rows, or of its gradient back. Data index j of the
+    target is served by j mod data of the source, which adds up the gradients of all it serves."""
     pairs = []
     for j in range(target.data):
         there = target.first + j * target.tensor
@@ -278,12 +275,10 @@ class Exchange:
 
     @cached_property
     def made(self) -> Border:
-        """The form in which it is there."""
         return border(self.value.name, self.source, self.have)
 
     @cached_property
     def read(self) -> Border:
-        """The form in which it is wanted."""
         return border(self.value.name, self.target, self.want)
 
     @cached_property
@@ -291,9 +286,8 @@ class Exchange:
         return self.source.positions != self.target.positions
 
     def change(self, ranges: Callable[[int], Ranges], gradient: bool) -> Change:
-        """From side to side of the value, or of its gradient, which goes the other way. ranges:
-        the rows of each data index, by data degree. A rank of another stage that has no rows gets
-        one that is not its own, to run on (engine/absent.py)."""
+        """Of the value, or of its gradient back. ranges: rows of each data index, by data degree;
+        a rank of another stage without rows gets one that is not its own (engine/absent.py)."""
         known = gradient, ranges(self.source.data), ranges(self.target.data)
         if known not in self._changes:
             self._changes[known] = self._change(*known)

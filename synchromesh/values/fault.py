@@ -104,8 +104,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """`text` with control characters escaped, so that a name cannot steer the terminal. Newlines
-    are kept where the text has `lines`; tabs are kept always."""
+    """Control characters are escaped, but for tabs, and newlines where the text has `lines`."""
     kept = "\n\t" if lines else "\t"
     return "".join(
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")

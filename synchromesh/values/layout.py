@@ -84,7 +84,6 @@ def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
 
 
 def leaf_layout_at(leaves: Mapping[range, Layout], position: int) -> Layout:
-    """How the rows of a batch lie on the devices of a position's stage."""
     return next(layout for positions, layout in leaves.items() if position in positions)
 
 
@@ -100,9 +99,6 @@ def stages_of(layouts: Sequence[Layout]) -> tuple[range, ...]:
     are one stage; devices that come again have several.
 
         first    0  0 | 2  2 | 0 | 2           stages  0:2  2:4  4:5  5:6"""
-    starts = [
-        i
-        for i, layout in enumerate(layouts)
-        if i == 0 or layout.positions != layouts[i - 1].positions
-    ]
+    at = [layout.positions for layout in layouts]
+    starts = [i for i in range(len(at)) if i == 0 or at[i] != at[i - 1]]
     return tuple(map(range, starts, [*starts[1:], len(layouts)]))

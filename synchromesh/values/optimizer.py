@@ -84,7 +84,6 @@ def coupled(optimizer: Optimizer) -> str:
 
 
 def elementwise(optimizer: Optimizer) -> bool:
-    """Whether its step is one of torch's that are known to be elementwise."""
     kind: Any = type(optimizer)
     known = [getattr(torch.optim, name) for name in ELEMENTWISE]
     return any(issubclass(kind, k) and kind.step is k.step for k in known)

@@ -55,7 +55,6 @@ class Placement:
         return 0 if length % (self.segments * self.unit) else length // self.segments // self.unit
 
     def even(self, length: int, size: int) -> bool:
-        """Whether all of `size` ranks have equally many of a dimension's `length` entries."""
         return self.units(length) % size == 0
 
     def fits(self, shape: tuple[int, ...], size: int) -> bool:

@@ -51,8 +51,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Stage:
-    """Neighbouring components on their own ranks: from the component `first`, or the one that
-    begins with that module, up to the next stage's."""
+    """Neighbouring components on their own ranks, from `first`, a component or a module, on."""
 
     ranks: tuple[Annotated[int, Within(0, MOST.degree)], ...]
     first: str
@@ -92,9 +91,8 @@ def around(path: str) -> list[str]:
 
 
 def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) -> list[int]:
-    """The index of the first component of each stage. paths: by component in their order, the
-    module paths that it has, is in, or has inside. ValueError with all faults: names that begin no
-    component, stages out of order."""
+    """The index of the first component of each stage. paths: the module paths of each component.
+    ValueError with all faults: names that begin no component, stages out of order."""
     names = list(paths)
     starts: list[int] = []
     faults = []

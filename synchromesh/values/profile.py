@@ -127,8 +127,6 @@ UPDATE = {
 
 @dataclass(frozen=True)
 class Profile(document.Document):
-    """Everything that was measured; see the module's docstring."""
-
     devices: int
     compute: Mapping[str, Compute] = field(default_factory=dict)  # by program (trace.local.key)
     network: Mapping[tuple[str, Pattern], Curve] = field(default_factory=dict)
@@ -155,9 +153,8 @@ class Profile(document.Document):
         shares: list[list[float]] = []
         for measured in self.compute.values():
             rows = measured.reach  # that all were timed with
-            each = [
-                f(rows) + b(rows) for f, b in zip(measured.forward, measured.backward, strict=True)
-            ]
+            curves = zip(measured.forward, measured.backward, strict=True)
+            each = [forward(rows) + backward(rows) for forward, backward in curves]
             if min(each) > 0.0:
                 shares.append([min(each) / t for t in each])
         if not shares:

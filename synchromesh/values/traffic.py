@@ -38,9 +38,8 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one step on one group: payload is `bytes_per_row * rows ** power +
-    fixed_bytes`. rows: of one data block of the component that runs it, or of a layout of `data`
-    degrees where that is given. stride: how far apart the ranks of a group are."""
+    """On one group, of `bytes_per_row * rows ** power + fixed_bytes`. rows: of a data block of the
+    component, or of `data` degrees. stride: how far apart the ranks of a group are."""
 
     kind: CollectiveKind
     direction: Direction
@@ -66,8 +65,7 @@ def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[
 
 
 class TrafficCount:
-    """Payload bytes by kind and group size, and what one rank sends for them. Bytes are rounded
-    once per (kind, group size), not per call: how gradients fall into buckets does not show."""
+    """Payload bytes by kind and group size, which are rounded once: buckets do not show."""
 
     def __init__(self) -> None:
         self.payload: Counter[tuple[CollectiveKind, int]] = Counter()

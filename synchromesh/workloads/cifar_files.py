@@ -25,20 +25,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two data sets, as its authors publish it.
-
-    labels    bytes of labels in a record, the last of which is the class
-    key       of the classes in the Python version
-    members   split -> names of its files; those of the binary version end in .bin
-    binary, python   folders of the two versions, as they are unpacked"""
+    """One of the two data sets, as its authors publish it."""
 
     name: str
     classes: int
-    labels: int
-    key: bytes
-    members: dict[str, tuple[str, ...]]
+    labels: int  # bytes of labels in a record, the last of which is the class
+    key: bytes  # of the classes in the Python version
+    members: dict[str, tuple[str, ...]]  # split -> its files; of the binary version with .bin
     archive: str
-    binary: str
+    binary: str  # folders of the two versions, as they are unpacked
     python: str
     PIXELS: ClassVar[int] = 3 * 32 * 32
 

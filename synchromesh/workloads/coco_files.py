@@ -31,8 +31,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class CocoFiles:
-    """A folder, or an uncompressed tar, whose files are read by their names in it. members: name
-    -> (offset, bytes) of a tar's files; None: a folder."""
+    """A folder, or an uncompressed tar with members: name -> (offset, bytes), to read from."""
 
     path: Path
     members: Mapping[str, tuple[int, int]] | None = None
@@ -43,7 +42,6 @@ class CocoFiles:
         return name in self.members
 
     def content(self, name: str) -> bytes:
-        """The bytes of a file that is there."""
         if self.members is None:
             return (self.path / name).read_bytes()
         offset, size = self.members[name]
@@ -52,7 +50,6 @@ class CocoFiles:
             return file.read(size)
 
     def place(self, name: str) -> str:
-        """The file, for messages."""
         return f"{self.path / name}" if self.members is None else f"{name} in {self.path}"
 
 
@@ -88,7 +85,6 @@ class AnnotatedImage:
         return labels
 
     def _covered(self, instance: Instance) -> NDArray[np.bool_]:
-        """Whether each pixel is the object's."""
         from pycocotools import mask
 
         fault = self._fault(instance.segmentation)
@@ -199,8 +195,6 @@ def _document(source: CocoFiles, split: str) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class _Record:
-    """An entry of one of the lists in an annotation file."""
-
     fields: Mapping[str, Any]
     place: str
 

@@ -84,9 +84,8 @@ class Residual(nn.Module):
 
 
 def small_resnet(widths: Sequence[int], channels: int, classes: int, depth: int = 1) -> nn.Module:
-    """A net in the manner of the paper's for CIFAR (section 4.2), with fewer blocks. A convolution
-    of 3 x 3 to `widths[0]` channels, then for each further width a group of `depth` blocks at half
-    the height and width of what is before it."""
+    """In the manner of the paper's for CIFAR (section 4.2): a convolution of 3 x 3 to `widths[0]`
+    channels, then for each further width `depth` blocks at half the height and width."""
     stem = nn.Sequential(
         nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
     )
@@ -105,9 +104,8 @@ def vit(
     size: int, patch: int, width: int, layers: int, heads: int, channels: int, classes: int,
     **options: Any,
 ) -> nn.Module:  # fmt: skip
-    """A ViT for images (n, channels, size, size) in patches of patch x patch pixels. options:
-    further fields of `ViTConfig`; without one of their number a block's perceptron has four times
-    `width` hidden neurons."""
+    """For images (n, channels, size, size) in patches. options: further fields of `ViTConfig`; a
+    block's perceptron has four times `width` hidden neurons unless they say otherwise."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(

@@ -62,7 +62,6 @@ def _workload(
     name: str, words: tuple[int, int], length: int, model: Callable[[], nn.Module],
     folder: Path | None, synthetic: bool, **options: Any,
 ) -> Workload:  # fmt: skip
-    """A workload of this model on sentences of `length` words; `options` are further fields."""
     train, valid = _data(name, words, length, folder, synthetic)
     return Workload(
         model=model, loss=loss, metric=metric, train_data=train, valid_data=valid, name=name,
@@ -80,8 +79,7 @@ def gnmt(folder: Path | None, synthetic: bool) -> Workload:
 
 
 def gnmt_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.7 M parameters: three layers of width 64 on either side, 2000 words of each language. 97
-    of 100 sentences are as short as its rows."""
+    """0.7 M parameters: three layers of width 64, 2000 words, rows for 97 of 100 sentences."""
     words = 2000, 2000
     return _workload(
         "multi30k/gnmt_small", words, 24, lambda: Gnmt(words, 64, 3, 0.0, PAD), folder, synthetic,

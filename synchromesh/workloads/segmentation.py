@@ -39,9 +39,8 @@ class UNet(nn.Module):
         self.widen = nn.ModuleList(
             nn.ConvTranspose2d(lower, upper, 2, stride=2) for upper, lower in reversed(pairs)
         )
-        self.up = nn.ModuleList(
-            convolutions(2 * upper, (upper, upper)) for upper, _ in reversed(pairs)
-        )
+        decoded = (convolutions(2 * upper, (upper, upper)) for upper, _ in reversed(pairs))
+        self.up = nn.ModuleList(decoded)
         self.classifier = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:

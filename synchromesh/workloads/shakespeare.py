@@ -25,8 +25,7 @@ Batch = tuple[Tensor, Tensor]  # bytes, and the byte after each, both (rows, len
 def _data(
     name: str, length: int, folder: Path | None, synthetic: bool, share: float = 0.9
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Rows of training and of validation: blocks of the text, side by side. share: of the text
-    that is trained on; the rest validates, as in nanoGPT."""
+    """Blocks of the text, side by side. share: that is trained on, as in nanoGPT."""
     if synthetic:
         generator = torch.Generator().manual_seed(0)
         text = torch.randint(256, (1024 * length,), generator=generator)

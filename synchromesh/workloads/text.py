@@ -21,13 +21,10 @@ MARKS = ("<pad>", "<unk>", "<s>", "</s>")  # the words with these ids
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words in the order of their ids.
-
-    words      all different
-    unknown    one of them that stands for all others; None: there is none"""
+    """Words in the order of their ids, all different."""
 
     words: tuple[str, ...]
-    unknown: str | None = None
+    unknown: str | None = None  # one of them, which stands for all others; None: there is none
 
     def __len__(self) -> int:
         return len(self.words)
@@ -125,7 +122,6 @@ def token_metric(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     counted = targets != IGNORED.token
     number = counted.sum(1)
     right = (logits.argmax(-1) == targets).sum(1)
-    each = F.cross_entropy(
-        logits.transpose(1, 2), targets, ignore_index=IGNORED.token, reduction="none"
-    )
+    scores = logits.transpose(1, 2)
+    each = F.cross_entropy(scores, targets, ignore_index=IGNORED.token, reduction="none")
     return {"accuracy": (right / number).sum(), "nll": (each.sum(1) / number).sum()}

@@ -79,10 +79,8 @@ def read_sst2(folder: Path, split: str) -> tuple[list[list[str]], Tensor]:
 def read_multi30k(folder: Path, split: str) -> tuple[list[list[str]], list[list[str]]]:
     """The words, in lower case, of the English and the German sentences of `split`. ValueError for
     a missing file, a line without words, and files of different lengths."""
-    files = [
-        data_files.read_lines(folder, f"{split}.{language}", MULTI30K_HOLDS)
-        for language in ("en", "de")
-    ]
+    names = (f"{split}.{language}" for language in ("en", "de"))
+    files = [data_files.read_lines(folder, name, MULTI30K_HOLDS) for name in names]
     (one, english), (other, german) = files
     if len(english) != len(german):
         raise ValueError(

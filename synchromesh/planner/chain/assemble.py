@@ -82,9 +82,6 @@ def assemble(
     return Assembled(Problem(tuple(components), priced), tuple(layouts))
 
 
-# Options
-
-
 @dataclass(frozen=True)
 class _Offers:
     uniform: UniformPartitions
@@ -104,17 +101,14 @@ class _Offers:
         return found
 
     def layout(self, degree: int, index: int, saving: Saving) -> Layout:
-        """The layout of a component under a degree."""
         layout = self.uniform.partitions[degree].components[index].layout
         if self.uniform.offers(degree, index):
             layout = self.uniform.layout(degree)
         states, recompute = saving
-        return replace(
-            layout, shard_states=states if layout.data > 1 else "none", recompute=recompute
-        )
+        states = states if layout.data > 1 else "none"
+        return replace(layout, shard_states=states, recompute=recompute)
 
     def options(self, index: int, savings: Sequence[Saving]) -> dict[Layout, Option]:
-        """The options of a component: those of which anything is known."""
         uniform = self.uniform
         offered = [m for m in uniform.degrees if uniform.offers(m, index)]
         return {
@@ -197,13 +191,8 @@ def _sharded(made: Partition, index: int) -> bool:
     return local.layout.tensor == 1 or not sharded or any(sharded)
 
 
-# The search
-
-
 @dataclass(frozen=True)
 class ChainSearch:
-    """A search over the chain of a model: what it was asked and what it found."""
-
     assembled: Assembled
     limit: float  # bytes of a device
     found: ChainPlan

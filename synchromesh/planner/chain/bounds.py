@@ -144,7 +144,6 @@ def _own(node: Node, before: float, behind: float, byte: float) -> Floats:
 
 
 def _by_border(node: Node, cost: Floats) -> Floats:
-    """The least cost of each border's options."""
     least = np.full(len(node.border), np.inf)
     np.minimum.at(least, node.at, cost)
     return least

@@ -33,7 +33,6 @@ class FormSets:
         self._cost: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
     def add(self, number: int, form: int) -> int:
-        """The set with one more form."""
         key = (number, form)
         if key not in self._with:
             forms = tuple(sorted({*self.sets[number], form}))
@@ -113,10 +112,8 @@ class Frontier:
             forms = [value.prices.form[b] for b in border]
             forward += value.prices.forward.min(0)[forms]
             backward += value.prices.backward.min(0)[forms]
-        columns = [
-            self._wanted(i, v, rows[:, behind.index(v)] if v in behind else None, shape)
-            for v in before
-        ]
+        known = (rows[:, behind.index(v)] if v in behind else None for v in before)
+        columns = [self._wanted(i, v, sets, shape) for v, sets in zip(before, known, strict=True)]
         rows, following = distinct(columns, shape)
         return Transition(rows, following, forward, backward)
 
@@ -169,9 +166,8 @@ class Graph:
 
 
 def graph(table: Table, most: int = 300_000) -> Graph:
-    """The states of every cut, at most `most` pairs of state and border at each. Where there would
-    be more, the value that is open longest is left out (a U-Net's outermost skip), and everything
-    is counted again."""
+    """The states of every cut, at most `most` pairs of state and border at each: where there are
+    more, the value that is open longest is left out (a U-Net's outermost skip)."""
     left_out: frozenset[int] = frozenset()
     while True:
         frontier = Frontier(table, left_out)

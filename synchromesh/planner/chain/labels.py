@@ -118,9 +118,8 @@ def candidates(
         good &= memory + space.bound.light[i][coarse] <= space.bound.limit
     option, parent = np.nonzero(good)  # in lexicographic order, as the labels are
     at = (option, parent)
-    found = Labels(
-        states, following[at], a[at], z[at], memory[at], parent, node.option[option], labels.lost
-    )
+    chosen = node.option[option]
+    found = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
     return found, least[at]
 
 
@@ -175,10 +174,8 @@ def undominated(state: Ints, x: Floats, y: Floats, z: Floats, limited: bool) -> 
     most as large in x and y, and, if `limited`, in z. Of labels equal in these one of least z
     stays, the first."""
     order = np.lexsort((z, y, x, state))
-    if limited:
-        kept = ~_dominated(state[order], y[order], z[order])
-    else:
-        kept = _staircase(state[order], y[order])
+    state, y, z = state[order], y[order], z[order]
+    kept = ~_dominated(state, y, z) if limited else _staircase(state, y)
     return np.sort(order[kept])
 
 

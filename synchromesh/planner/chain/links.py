@@ -40,9 +40,8 @@ class CrossingValue:
 
     def wants(self, degree: int) -> dict[Placement, None]:
         """The states in which readers of a degree want it, in their order."""
-        return dict.fromkeys(
-            self.wanted[degree, i] for i in self.readers if (degree, i) in self.wanted
-        )
+        places = ((degree, i) for i in self.readers)
+        return dict.fromkeys(self.wanted[at] for at in places if at in self.wanted)
 
 
 def crossing_values(uniform: UniformPartitions) -> list[CrossingValue]:

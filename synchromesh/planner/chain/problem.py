@@ -56,7 +56,6 @@ class Prices:
     form: tuple[int, ...]
 
     def faults(self) -> list[str]:
-        """What is wrong with the tables; nothing where they are well formed."""
         found = []
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
             return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
@@ -149,8 +148,6 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, int]:
     seconds = sum(forward) + batch[0] + max(compute + batch[1], network)
     return seconds + sum(o.update for o in chosen), sum(o.memory for o in chosen)
 
-
-# Solutions
 
 EXACT = 1e-9  # relative difference of seconds that is rounding (see `table`)
 

@@ -99,8 +99,7 @@ def _search(problem: Problem, limit: float) -> ChainPlan:
 def _quickest(
     problem: Problem, columns: Table, states: Graph, limit: float, wanted: float
 ) -> ChainPlan | None:
-    """The best plan found within the limit; None: there is none. Ends early, with a plan above the
-    wanted bytes, where that is what a pass finds."""
+    """The best plan within the limit; ends early with one above `wanted` bytes; None: none."""
     prepared = space_of(columns, states, limit)
     if prepared is None:
         return None
@@ -150,9 +149,6 @@ def _least_memory(problem: Problem) -> float:
     found = _quickest(bytes_, columns, graph(columns), math.inf, math.inf)
     assert found is not None
     return found.memory
-
-
-# Runners-up
 
 
 def runners_up(

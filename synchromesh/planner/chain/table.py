@@ -80,9 +80,7 @@ def _grid(problem: Problem) -> float:
 
 def _node(options: Sequence[Option], grid: float) -> Node:
     border = tuple(sorted({o.border for o in options}))
-    numbers = np.array(
-        [(o.forward, o.update, o.backward, o.gradient) for o in options], dtype=np.float64
-    )
+    numbers = np.array([(o.forward, o.update, o.backward, o.gradient) for o in options], float)
     forward, update, backward, gradient = (np.round(numbers / grid) * grid).T
     node = Node(
         np.arange(len(options)), border, np.array([border.index(o.border) for o in options]),

@@ -108,10 +108,7 @@ class _Decision:
         self.proposed: list[Plan] = []  # plans of the searches and plain ones
         self.wider: list[Plan] = []  # made of these
 
-    # The sequence
-
     def propose(self, current: Plan | None) -> None:
-        """The best of the searches, the plain plans and the one in force."""
         problem = self.problem
 
         def find() -> list[Plan]:
@@ -134,7 +131,6 @@ class _Decision:
         self.candidates = self.priced(self.proposed)
 
     def widen(self) -> None:
-        """Rows by what devices can do, and fewer devices."""
         find = partial(widened, self.partitions, self.candidates, self.profile)
         self.wider = self.facts.agreed(find, str, Plan.parse)
         for plan in self.wider:  # numbers of ranks that no layout of all devices has
@@ -203,8 +199,6 @@ class _Decision:
             made += self.priced([other])
         return decided([*{c.plan: c for c in made}.values(), *refused(self.problem)])
 
-    # What is asked and priced on the way
-
     @cached_property
     def uniform(self) -> UniformPartitions:
         return uniform_partitions(self.partitions)
@@ -239,7 +233,6 @@ class _Decision:
         return not self.problem.unsplittable and self.problem.devices % count == 0
 
     def _add(self, made: Iterable[Candidate]) -> None:
-        """Those whose plans are no candidates yet."""
         known = {c.plan for c in self.candidates}
         self.candidates += {c.plan: c for c in made if c.plan not in known}.values()
 
@@ -313,9 +306,6 @@ def _largest(plan: Plan, devices: int) -> float:
     return _unevenness(plan) * devices / len(plan.devices(devices))
 
 
-# Plans that are proposed
-
-
 def plain(devices: int, splits: bool = True) -> list[Plan]:
     """What anybody would try: one device, `data`, and with `splits` `tensor` and hybrids."""
     specs = [LayoutSpec("single"), LayoutSpec("data")]
@@ -330,9 +320,6 @@ def refused(problem: PlanningProblem) -> list[Candidate]:
     why = problem.unsplittable
     kept = plain(problem.devices, splits=not why)
     return [Candidate(p, None, (), False, why) for p in plain(problem.devices) if p not in kept]
-
-
-# Runners-up
 
 
 def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:

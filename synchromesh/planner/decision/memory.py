@@ -138,9 +138,6 @@ def _saving(plan: Plan, states: ShardStates, recompute: bool) -> Plan:
     return replace(plan, default=saving(plan.default), overrides=overrides)
 
 
-# What is lacking
-
-
 @dataclass(frozen=True)
 class Shortage:
     """What a plan lacks that was given: a clause, and a sentence about what would help."""
@@ -194,8 +191,7 @@ def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
 
 
 def misfit(choice: Choice, partitions: PartitionCache) -> str:
-    """The plan that lacks least, by how much on which device, and what would fit: fewer rows, more
-    micro-batches, more devices, larger ones."""
+    """The plan that lacks least, by how much on which device, and changes of it that would fit."""
     problem = partitions.problem
     measured = [c for c in choice.candidates if c.memory]
     if not measured:

@@ -45,9 +45,8 @@ MESSAGE = "send"
 
 
 def stage_sizes(devices: int, all_sizes: int = 4) -> tuple[int, ...]:
-    """The sizes of groups that are offered, below all devices. all_sizes: devices up to which
-    these are any; else divisors and what they leave of all, as each size asks for curves of its
-    own. Chosen, not measured."""
+    """Sizes of groups that are offered, below all devices; of more than `all_sizes` (chosen)
+    divisors and what they leave, as each size asks for curves of its own."""
     sizes = group_sizes(devices)
     if devices > all_sizes:
         even = {g for g in sizes if devices % g == 0}

@@ -57,9 +57,8 @@ from synchromesh.planner.stages.problem import (
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """What may be mixed in a stage: its ways, what each component takes in each of them, without
-    links, and the links, whose components are counted from the stage's first and whose borders are
-    places in `ways`."""
+    """What may be mixed in a stage: ways, what components take in each without links, and the
+    links, from the stage's first component on and with places in `ways` as borders."""
 
     ways: tuple[int, ...]
     facts: tuple[StageFacts, ...]
@@ -104,14 +103,11 @@ class StagePlace:
 
 @dataclass(frozen=True)
 class Mix:
-    """A stage with ways of its components, and what it takes."""
-
     stage: PlannedStage
     passage: float
     slowest: float
 
     def seconds(self, share: float) -> float:
-        """What the search makes least."""
         return self.passage + share * self.slowest
 
 
@@ -125,7 +121,6 @@ class Mixes:
 
 
 def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
-    """The stage as it is."""
     costs = problem.costs(place.micro_batches)
     at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
     return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
@@ -171,7 +166,6 @@ class Searches:
             yield from self.between(found[0], b, halvings - 1)
 
     def mix(self, choice: Sequence[int]) -> Mix:
-        """What a choice of ways takes."""
         first, last = self.inside.facts[choice[0]], self.inside.facts[choice[-1]]
         arrives = float(first.message[self.stage.first])
         leaves = float(last.message[self.stage.end])
@@ -222,7 +216,6 @@ def _times(factor: float, seconds: Floats) -> Floats:
 
 
 def _least(every: Sequence[Mixes]) -> tuple[Mix, ...]:
-    """A mix of each stage, of least T."""
     caps = sorted({mix.slowest for x in every for mix in x.offered})
     below = ([[mix for mix in x.offered if mix.slowest <= cap] for x in every] for cap in caps)
     return min(

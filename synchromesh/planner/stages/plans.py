@@ -55,7 +55,6 @@ def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | 
 
 
 def orders(slowdowns: Sequence[float]) -> list[tuple[int, ...]]:
-    """The ranks in the orders that stages are laid on."""
     ranks = range(len(slowdowns))
     found = [ranks, *(sorted(ranks, key=lambda r: sign * slowdowns[r]) for sign in (1, -1))]
     return list(dict.fromkeys(map(tuple, found)))

@@ -141,8 +141,6 @@ def in_flight(depth: int, micro_batches: int) -> int:
     return min(depth, micro_batches)
 
 
-# The costs of stages, of sums over their components
-
 INF = float("inf")
 UNDISTURBED = Overlap()
 

@@ -116,14 +116,11 @@ class _Search:
             heapq.heappush(self.heap, replace(interval, bound=interval.passages + least))
 
 
-# The walk under one cap
-
 INF = float("inf")
 
 
 class StageWalk:
-    """The stages of a problem under one number of micro-batches, by [kind of the group, way,
-    first component, end, size of the group]."""
+    """Stages under one number of micro-batches, by [kind of the group, way, first, end, size]."""
 
     def __init__(self, problem: StageProblem, micro_batches: int) -> None:
         self.problem, self.micro_batches = problem, micro_batches
