@@ -16,8 +16,7 @@ MEASURED = ("seen", "derived")  # statuses of figures that rest on somebody's me
 
 
 def names() -> tuple[str, ...]:
-    """The clusters worth listing, device by device; `cluster` knows more: any other count is as
-    good."""
+    """The clusters worth listing, device by device; any other count is as good."""
     listed: list[str] = []
     for name, sheet in sheets().devices.items():
         listed += [f"{name}x{2**n}" for n in range(8)]
@@ -28,15 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def cluster(name: str, most: int = 65_536) -> Cluster:
-    """The cluster of that name. ValueError, with near names, where the catalogue has none, and for
-    more than `most` devices."""
+    """The cluster of a name. ValueError for an unknown one, with near ones; more than `most`."""
     known = sheets()
     devices = sorted(known.devices, key=len, reverse=True)
     networks = [k for k, link in known.links.items() if link.kind not in INSIDE]
-    match = re.fullmatch(
-        rf"({'|'.join(map(re.escape, devices))})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?",
-        name,
-    )
+    kinds = "|".join(map(re.escape, devices))
+    match = re.fullmatch(rf"({kinds})x([1-9][0-9]{{0,8}})(?:-({'|'.join(networks)}))?", name)
     if match is None:
         raise ValueError(
             f"the catalogue has no cluster {name!r}{near(name, names())}; a name is DEVICExCOUNT "
@@ -58,19 +54,13 @@ def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> C
     measured = bool(sheet.achieved_fraction) and all(status in MEASURED for status in rate)
     band = known.error_band if measured else known.error_band_unmeasured
     return Cluster(
-        name,
-        hosts,
-        source="datasheet",
-        date=known.date,
+        name, hosts, source="datasheet", date=known.date,
         inside=known.links[sheet.inside].link if sheet.inside in used else None,
-        network=known.links[network].link if network in used else None,
-        error_band=band.value,
-    )
+        network=known.links[network].link if network in used else None, error_band=band.value,
+    )  # fmt: skip
 
 
 def _hosts(device: Device, count: int, each: int) -> tuple[Host, ...]:
     """Hosts of `each` devices, the last one with what remains."""
-    starts = range(0, count, each)
-    return tuple(
-        Host(f"host{i}", (device,) * min(each, count - start)) for i, start in enumerate(starts)
-    )
+    left = (min(each, count - start) for start in range(0, count, each))
+    return tuple(Host(f"host{i}", (device,) * number) for i, number in enumerate(left))

@@ -21,9 +21,8 @@ class HourlyPrice:
     device: str = ""  # which accelerator it has
 
     def dollars(self, seconds: float, devices: int) -> float:
-        """What `seconds` on so many devices cost: instances are paid for entirely.
-
-        price x ceil(devices / devices of an instance) x seconds / 3600"""
+        """What `seconds` on so many devices cost: instances are paid for entirely. price x
+        ceil(devices / devices of an instance) x seconds / 3600"""
         return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
 
 
@@ -56,9 +55,8 @@ UNDATED = "undated"
 def prices() -> tuple[HourlyPrice, ...]:
     """The table, in its order. ValueError names a row that is not of its form."""
     text = resources.files("synchromesh.catalogue").joinpath("prices.yaml").read_text()
-    table = document.mapping(
-        document.read_yaml(text, "prices.yaml"), "prices.yaml", ("sources", "prices")
-    )
+    known = document.read_yaml(text, "prices.yaml")
+    table = document.mapping(known, "prices.yaml", ("sources", "prices"))
     titles = {key: source["title"] for key, source in table["sources"].items()}
     rows = []
     for i, row in enumerate(document.sequence(table["prices"], "prices")):
@@ -66,10 +64,6 @@ def prices() -> tuple[HourlyPrice, ...]:
         if len(document.sequence(row, place)) != 7:
             raise ValueError(f"{place}: should have 7 entries, not {len(row)}")
         name, devices, device, dollars, region, date, source = row
-        rows.append(
-            HourlyPrice(
-                document.number(dollars, place), document.integer(devices, place, 1), name, region,
-                date, titles[source], device,
-            )
-        )  # fmt: skip
+        figures = document.number(dollars, place), document.integer(devices, place, 1)
+        rows.append(HourlyPrice(*figures, name, region, date, titles[source], device))
     return tuple(rows)

@@ -43,23 +43,16 @@ class DeviceSheet:
     achieved_fraction: Rates = field(default_factory=dict)
 
     def fraction(self, dtype: str, default: Figure) -> Figure:
-        """The achieved fraction of a type's peak: its own, else bfloat16's where the same units
-        compute it, else the default."""
+        """Of a type's peak: its own, else bfloat16's where the same units compute it."""
         own = self.achieved_fraction.get(dtype)
         same = dtype in ("tf32", "float16", "float8")
         return own or (self.achieved_fraction.get("bfloat16") if same else None) or default
 
     def device(self, default: Figure) -> Device:
         """The device with achieved rates: peak x fraction."""
-        return Device(
-            self.name,
-            int(self.memory_bytes.value),
-            {
-                dtype: peak.value * self.fraction(dtype, default).value
-                for dtype, peak in self.peak_flops.items()
-            },
-            self.bytes_per_second.value,
-        )
+        peaks = self.peak_flops.items()
+        rates = {dtype: peak.value * self.fraction(dtype, default).value for dtype, peak in peaks}
+        return Device(self.name, int(self.memory_bytes.value), rates, self.bytes_per_second.value)
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,6 @@ class LinkSheet:
 
     @property
     def link(self) -> Link:
-        """The link that the figures describe, between any two ends."""
         values: dict[str, Any] = {name: f.value for name, f in self.figures.items()}
         values["lanes"] = int(values.get("lanes", 1))
         return Link(ANY, ANY, kind=self.kind, **values)
@@ -80,8 +72,6 @@ class LinkSheet:
 
 @dataclass(frozen=True)
 class Source:
-    """A document that figures are from."""
-
     title: str
     url: str = ""
 
@@ -101,7 +91,6 @@ class Sheets:
 
 @cache
 def sheets() -> Sheets:
-    """The catalogue that comes with the package."""
     folder = resources.files(__package__)
     texts = {name: (folder / name).read_text("utf-8") for name in ("devices.yaml", "links.yaml")}
     return parse(*texts.values())

@@ -39,19 +39,13 @@ STATE = "state.json"
 
 
 def _of_first(path: str | Path, group: Group) -> Path:
-    """Rank 0's path, absolute: those with a time in their name differ, and so may folders that
-    ranks work in."""
+    """Rank 0's path, absolute: names with a time and working folders differ between ranks."""
     return Path(group.broadcast_json(str(Path(path).absolute())))
 
 
-# Saving
-
-
 def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world: World) -> None:
-    """Writes a checkpoint to the folder `path`. Collective; rank 0's `extra` (JSON) is kept.
-
-    A folder that is there already stays as `path.previous`. Whatever fails, on whichever rank, is
-    a CheckpointError on all of them, leaves what was there, and the group can be used again."""
+    """Writes a folder `path`; collective. What is there stays as `path.previous`. Whatever fails
+    on any rank is a CheckpointError on all, leaves what was there, and a group that can go on."""
     group = world.everyone
     path = _of_first(path, group)
     text = agreed(group, lambda: json.dumps(extra, indent=1), f"{path}: state that is no JSON")
@@ -85,12 +79,9 @@ def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: 
     try:
         with _without_warning_of_one_rank():
             state_dict_saver.save(
-                dict(tensors),
-                storage_writer=writer,
-                planner=BoxWriter(),
-                process_group=group.handle,
-                no_dist=group.size == 1,
-            )
+                dict(tensors), storage_writer=writer, planner=BoxWriter(),
+                process_group=group.handle, no_dist=group.size == 1,
+            )  # fmt: skip
     except CheckpointException as error:
         free = group.broadcast_json(_free_megabytes(fresh))
         raise CheckpointError(
@@ -123,9 +114,6 @@ def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]])
     return True
 
 
-# Loading
-
-
 def read_extra(path: str | Path, world: World) -> Any:
     """The `extra` of a checkpoint; its tensors are neither read nor checked. Collective."""
     group = world.everyone
@@ -145,7 +133,6 @@ def load(
     path: str | Path, wanted: Mapping[str, LocalTensor], world: World, allow: Sequence[str] = ()
 ) -> Any:
     """Fills the local tensors of `wanted` from a checkpoint; returns its `extra`. Collective.
-
     allow: patterns of names that may be missing, or may be left unread. CheckpointError, equal on
     all ranks and before anything is filled, with every fault: damaged files, missing, unexpected,
     wrongly shaped or typed tensors; it offers the newest good checkpoint beside this one."""
@@ -153,9 +140,8 @@ def load(
     path = _of_first(path, group)
     listed = on_first(group, lambda: _listing(path), "")
     files = {n: manifest.FileEntry(size, sha) for n, size, sha in listed}
-    mine = dict(
-        sorted(files.items(), key=lambda f: (-f[1].bytes, f[0]))[group.index :: group.size]
-    )
+    order = sorted(files.items(), key=lambda f: (-f[1].bytes, f[0]))
+    mine = dict(order[group.index :: group.size])
     faults = [f for part in group.all_gather_json(manifest.faults(path, mine)) for f in part]
     if faults:
         offer = group.broadcast_json(manifest.offer(path) if group.index == 0 else "")
@@ -170,12 +156,9 @@ def load(
     try:
         with _without_warning_of_one_rank():
             state_dict_loader.load(
-                dict(present),
-                storage_reader=reader,
-                planner=BoxReader(),
-                process_group=group.handle,
-                no_dist=group.size == 1,
-            )
+                dict(present), storage_reader=reader, planner=BoxReader(),
+                process_group=group.handle, no_dist=group.size == 1,
+            )  # fmt: skip
     except CheckpointException as error:
         raise CheckpointError(f"{path}: cannot be read: {_reasons(error)}") from None
     return agreed(group, lambda: json.loads((path / STATE).read_text()), f"{path}: {STATE}")
@@ -216,16 +199,11 @@ def _differences(
 
 
 def _reasons(error: CheckpointException) -> str:
-    """What went wrong on which ranks, in one line."""
-    ranks_by_text: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank, (cause, _) in error.failures.items():
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-        ranks_by_text.setdefault(" ".join(text.split())[:300] or type(cause).__name__, []).append(
-            rank
-        )
-    return "; ".join(
-        f"{text} (rank {', '.join(map(str, r))})" for text, r in ranks_by_text.items()
-    )
+        ranks.setdefault(" ".join(text.split())[:300] or type(cause).__name__, []).append(rank)
+    return "; ".join(f"{text} (rank {', '.join(map(str, r))})" for text, r in ranks.items())
 
 
 class _without_warning_of_one_rank(warnings.catch_warnings):

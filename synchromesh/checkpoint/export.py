@@ -38,15 +38,11 @@ DTYPES = {
 
 
 def save_safetensors(
-    path: str | Path,
-    tensors: Mapping[str, LocalTensor],
-    world: Any,
+    path: str | Path, tensors: Mapping[str, LocalTensor], world: Any,
     aliases: Mapping[str, str] | None = None,
-) -> None:
-    """Writes `tensors`, each complete, to the file `path`. Collective; all or nothing.
-
-    aliases: other names of tensors -> the name in `tensors`. CheckpointError on all ranks where
-    the file cannot be written."""
+) -> None:  # fmt: skip
+    """Writes `tensors`, each complete, to the file `path`. Collective; all or nothing. aliases:
+    other names -> names in `tensors`. CheckpointError on all ranks if it cannot be."""
     path, group = Path(path), world.everyone
     ordered = sorted(tensors.values(), key=lambda h: (-h.dtype.itemsize, h.name))  # aligned
     odd = [f"{h.name} ({h.dtype})" for h in ordered if h.dtype not in DTYPES]
@@ -103,11 +99,8 @@ def _header(ordered: Sequence[LocalTensor], aliases: Mapping[str, str]) -> bytes
     end = 0
     for local in ordered:
         start, end = end, end + local.dtype.itemsize * prod(local.shape)
-        header[local.name] = {
-            "dtype": DTYPES[local.dtype],
-            "shape": list(local.shape),
-            "data_offsets": [start, end],
-        }
+        entry = {"dtype": DTYPES[local.dtype], "shape": list(local.shape)}
+        header[local.name] = {**entry, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -126,22 +119,15 @@ def _bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-# Reading
-
-
 def load_safetensors(
-    path: str | Path,
-    wanted: Mapping[str, LocalTensor],
-    aliases: Mapping[str, str] | None = None,
-    cast: bool = False,
-    allow: Iterable[str] = (),
-) -> None:
-    """Fills the local tensors of `wanted`, this rank's boxes only. Not collective.
-
-    path: a file, a folder with `model.safetensors` or with `model.safetensors.index.json`, or that
-    index. aliases: other names -> names in `wanted`; a stored alias stands for its tensor. cast:
-    whether other floating-point types are converted. allow: wanted names that may be missing.
-    CheckpointError with all faults, before anything is filled."""
+    path: str | Path, wanted: Mapping[str, LocalTensor], aliases: Mapping[str, str] | None = None,
+    cast: bool = False, allow: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Fills the local tensors of `wanted`, this rank's boxes only. Not collective. path: a file, a
+    folder with `model.safetensors` or with `model.safetensors.index.json`, or that index. aliases:
+    other names -> names in `wanted`; a stored alias stands for its tensor. cast: whether other
+    floating-point types are converted. allow: wanted names that may be missing. CheckpointError
+    with all faults, before anything is filled."""
     path = Path(path)
     sources = _sources(path)
     stored = dict(sources)
@@ -190,7 +176,6 @@ def _tied(sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The safetensors files that a path stands for."""
     if path.is_dir():
         inside = [path / "model.safetensors", path / "model.safetensors.index.json"]
         path = next((p for p in inside if p.is_file()), inside[0])
@@ -200,7 +185,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _indexed(path: Path) -> list[Path]:
-    """The files that an index names, all beside it."""
     value = document.read(path)
     if not isinstance(value, dict) or "weight_map" not in value:
         raise CheckpointError(f"{path}: weight_map is missing: is this an index of safetensors?")
@@ -213,12 +197,9 @@ def _indexed(path: Path) -> list[Path]:
 
 
 def _plan(
-    stored: Mapping[str, Source],
-    wanted: Mapping[str, LocalTensor],
-    cast: bool,
-    allow: set[str],
+    stored: Mapping[str, Source], wanted: Mapping[str, LocalTensor], cast: bool, allow: set[str],
     aliases: set[str],
-) -> tuple[list[str], list[tuple[LocalTensor, Source]]]:
+) -> tuple[list[str], list[tuple[LocalTensor, Source]]]:  # fmt: skip
     """Where each wanted tensor is stored, and everything that does not fit."""
     faults: list[str] = []
     where, used = [], set()
@@ -262,8 +243,6 @@ def _by_file(
 
 
 def _read(opened: Any, key: str, box: Box) -> Tensor:
-    if not box:
-        tensor: Tensor = opened.get_tensor(key)
-        return tensor
-    part: Tensor = opened.get_slice(key)[tuple(slice(a, b) for a, b in box)]
-    return part
+    part = tuple(slice(a, b) for a, b in box)
+    tensor: Tensor = opened.get_slice(key)[part] if box else opened.get_tensor(key)
+    return tensor

@@ -22,12 +22,10 @@ from synchromesh.trace.capture.model_snapshot import attributes_of
 def initial_values(
     model: Model, seed: int, device: torch.device, without: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Complete tensors by name, but for `without`, in the order of the modules that own them;
-    keep one at a time.
-
-    `reset_parameters` of modules (torch) or `_init_weights` of models (transformers) fill them,
-    from a seed of (seed, the module's place), so that every rank makes equal values. ValueError
-    for a tensor that nobody fills."""
+    """Complete tensors by name, but for `without`, in the order of the modules that own them; keep
+    one at a time. `reset_parameters` of modules (torch) or `_init_weights` of models
+    (transformers) fill them, from a seed of (seed, the module's place), so that every rank makes
+    equal values. ValueError for a tensor that nobody fills."""
     for values in _by_module(model, seed, device, without):
         if missed := [n for n, value in values.items() if _untouched(value)]:
             raise ValueError(_uninitialised(model, missed))
@@ -38,8 +36,7 @@ def initial_values(
 def _by_module(
     model: Model, seed: int, device: torch.device, without: Collection[str]
 ) -> Iterator[dict[str, Tensor]]:
-    """Of each module that has tensors on the meta device these as they are initialised, if at
-    all."""
+    """Of each module with tensors on the meta device, these as they are initialised, if at all."""
     done = {n for n in model.described if not model.local(n).is_meta} | set(without)
     modules = dict(model.module.named_modules())
     with _on_meta(model):
@@ -65,8 +62,7 @@ def refuse_uninitialised(
     model: Model, device: torch.device, without: Collection[str] = ()
 ) -> None:
     """ValueError that names the tensors on the meta device, but for `without`, that no initialiser
-    fills: before anything is traced or measured, in no more time than the initialisers take on
-    the meta device."""
+    fills; takes no longer than initialisers on the meta device."""
     unborn = {n for n in model.described if (x := model.local(n)).is_meta and x.numel()}
     missed = unborn - set(without)
     missed -= _written(model) if missed else set()
@@ -81,8 +77,7 @@ def refuse_uninitialised(
 
 
 def refuse_lost_attributes(model: nn.Module) -> None:
-    """ValueError that names the tensors on the meta device that are attributes of modules and
-    neither parameters nor buffers: nothing could ever give them values."""
+    """ValueError that names attributes on the meta device that are no parameters or buffers."""
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     attributes = ((n, table[key]) for n, table, key in attributes_of(model) if n not in buffers)
     if lost := [n for n, x in attributes if isinstance(x, Tensor) and x.is_meta]:
@@ -95,8 +90,6 @@ def refuse_lost_attributes(model: nn.Module) -> None:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes the storages that operators write to."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
@@ -158,8 +151,7 @@ def _around(path: str) -> list[str]:
 
 
 def _initialisers(around: list[nn.Module]) -> Iterator[Callable[[], object]]:
-    """What initialises a module: its own initialiser and those of the modules around it, as a
-    constructor would."""
+    """A module's own initialiser and those of modules around it, as a constructor runs them."""
     for place, part in enumerate(around):
         # transformers: the nearest model around a module says how it is initialised
         of_model = next((m for m in around[place:] if hasattr(m, "_init_weights")), None)
@@ -205,11 +197,8 @@ def _real(module: nn.Module, keys: Collection[str], device: torch.device) -> Ite
                 mark.fill_(torch.nan)
             elif old.dtype != torch.bool:
                 mark.fill_(torch.iinfo(old.dtype).max)
-            setattr(
-                module,
-                key,
-                nn.Parameter(mark, old.requires_grad) if isinstance(old, nn.Parameter) else mark,
-            )
+            parameter = isinstance(old, nn.Parameter)
+            setattr(module, key, nn.Parameter(mark, old.requires_grad) if parameter else mark)
         yield
     finally:
         for key, old in kept.items():

@@ -8,6 +8,7 @@ Counter. Nothing is unpickled."""
 import base64
 from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -100,9 +101,7 @@ def _tensor(listed: Any, name: str) -> Tensor:
     dtype = getattr(torch, document.text(listed[0], f"{name}: type"), None)
     shape = [document.integer(n, f"{name}: shape", 0, 2**40) for n in listed[1]]
     data = bytearray(_bytes(listed[2], name))
-    if not isinstance(dtype, torch.dtype) or len(data) != dtype.itemsize * np.prod(
-        shape, dtype=int
-    ):
+    if not isinstance(dtype, torch.dtype) or len(data) != dtype.itemsize * prod(shape):
         raise ValueError(f"{name}: {len(data)} bytes are no tensor of {listed[0]} {shape}")
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)

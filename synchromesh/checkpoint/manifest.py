@@ -11,6 +11,7 @@ renames; a process killed in it leaves only `last.previous`, which `newest` find
 
 import ctypes
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -21,7 +22,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,16 +32,8 @@ NAME = "MANIFEST.json"
 FORMAT = "synchromesh checkpoint 1"
 
 
-class _Linux(IntEnum):
-    """Of linux/fs.h and fcntl.h."""
-
-    RENAME_EXCHANGE = 2
-    AT_FDCWD = -100
-
-
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written or should not be read; the message names the file.
-
     Control characters in names are escaped: a name from a file must not steer the terminal."""
 
     def __init__(self, message: str) -> None:
@@ -108,9 +100,8 @@ def plain(name: str) -> bool:
 def digest(path: Path) -> FileEntry:
     """Size and hash of a file as it is now."""
     with path.open("rb") as file:
-        return FileEntry(
-            os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        )
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(os.fstat(file.fileno()).st_size, sha)
 
 
 def faults(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
@@ -150,9 +141,8 @@ def by_age(folder: str | Path) -> list[Path]:
     """The finished checkpoints in `folder`, the newest first by what their manifests say."""
     try:
         visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
-        finished = [
-            p for p in visible if p.is_dir() and not p.is_symlink() and (p / NAME).is_file()
-        ]
+        folders = (p for p in visible if p.is_dir() and not p.is_symlink())
+        finished = [p for p in folders if (p / NAME).is_file()]
         return sorted(finished, key=lambda p: (_created(p), p.name), reverse=True)
     except OSError:
         return []
@@ -161,8 +151,7 @@ def by_age(folder: str | Path) -> list[Path]:
 def newest(
     folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None
 ) -> Path | None:
-    """The newest undamaged checkpoint among the folders in `folder`, or None. What is wrong with
-    newer ones is added to `passed_over`."""
+    """The newest undamaged checkpoint in `folder`; `passed_over` gets the faults of newer ones."""
     skipped = Path(besides).absolute() if besides is not None else None
     for path in by_age(folder):
         if path.absolute() == skipped:
@@ -192,9 +181,6 @@ def offer(folder: str | Path) -> str:
     return f"the newest good one beside it is {other}"
 
 
-# Writing
-
-
 def check_writable(folder: str | Path) -> None:
     """Makes `folder` and writes a file in it: an error now instead of at the first save."""
     folder = Path(folder)
@@ -214,7 +200,7 @@ def begin(path: Path) -> Path:
     """A new hidden folder beside `path` to write to; what killed runs left is removed."""
     parent = path.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    for stale in parent.glob(f".{_glob_free(path.name)}.new-*"):
+    for stale in parent.glob(f".{glob.escape(path.name)}.new-*"):
         shutil.rmtree(stale, ignore_errors=True)
     fresh = parent / f".{path.name}.new-{uuid.uuid4().hex[:8]}"
     fresh.mkdir()
@@ -224,19 +210,16 @@ def begin(path: Path) -> Path:
 def put_in_place(fresh: Path, path: Path) -> None:
     """Renames the finished folder `fresh` to `path`; what was there becomes `path.previous`."""
     previous = path.with_name(f"{path.name}.previous")
-    if path.exists():
-        if not (path / NAME).is_file():
-            raise CheckpointError(
-                f"{path}: something that is no checkpoint lies there and is not overwritten"
-            )
-        if not exchange(fresh, path):
-            shutil.rmtree(previous, ignore_errors=True)
-            path.rename(previous)
-            fresh.rename(path)
-        else:
-            shutil.rmtree(previous, ignore_errors=True)
-            fresh.rename(previous)
-    else:
+    there = path.exists()
+    if there and not (path / NAME).is_file():
+        raise CheckpointError(
+            f"{path}: something that is no checkpoint lies there and is not overwritten"
+        )
+    swapped = there and exchange(fresh, path)
+    if there:
+        shutil.rmtree(previous, ignore_errors=True)
+        (fresh if swapped else path).rename(previous)
+    if not swapped:
         fresh.rename(path)
     sync(path.absolute().parent)
 
@@ -248,8 +231,8 @@ def exchange(a: Path, b: Path) -> bool:
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    here = _Linux.AT_FDCWD
-    if rename(here, os.fsencode(a), here, os.fsencode(b), _Linux.RENAME_EXCHANGE) == 0:
+    exchanged, here = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of linux/fs.h and fcntl.h
+    if rename(here, os.fsencode(a), here, os.fsencode(b), exchanged) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
@@ -275,12 +258,6 @@ def sync(folder: Path) -> None:
 
 
 def manifest_of(entries: Iterable[tuple[str, FileEntry]], folder: Path) -> Manifest:
-    """The manifest of a checkpoint in `folder` that is finished now: after the others in it,
-    whatever the clock of this host says."""
+    """A manifest that is newer than all others in `folder`, whatever this host's clock says."""
     latest = max(map(_created, by_age(folder)), default=0.0)
     return Manifest(dict(entries), max(time.time(), latest + 1e-3))
-
-
-def _glob_free(name: str) -> str:
-    """`name` as a pattern that matches nothing else."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

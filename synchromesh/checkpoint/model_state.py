@@ -26,8 +26,7 @@ Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 
 
 class ModelState:
-    """Where every tensor lies now. At first complete on every rank, as the user handed the model
-    over."""
+    """Where every tensor lies now; at first complete on every rank."""
 
     def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
         self.model, self.optimizer, self.world = model, optimizer, world
@@ -43,16 +42,12 @@ class ModelState:
 
     def sides(self, holding: Holding, ranks: tuple[int, ...]) -> Sides:
         """The boxes of `holding` at each rank of the world; none at idle ranks."""
-        return tuple(
-            holding.boxes(ranks.index(r)) if r in ranks else () for r in range(self.world.size)
-        )
-
-    # Moving
+        everyone = range(self.world.size)
+        return tuple(holding.boxes(ranks.index(r)) if r in ranks else () for r in everyone)
 
     def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
-        """Brings every tensor to where `holdings` says on the ranks of `groups`.
-
-        Tensors on the meta device stay there: `start` places them."""
+        """Brings every tensor to where `holdings` says on the ranks of `groups`. Tensors on the
+        meta device stay there: `start` places them."""
         self._spread_optimizer_state()
         moves = []
         for name, new in holdings.items():
@@ -60,16 +55,13 @@ class ModelState:
                 continue
             want = self.sides(new, groups.ranks)
             moves.append(self._move(name, self._have(name, name), want))
-            moves += [
-                self._move_state(name, key, want) for key in self.optimizer_state.moving(name)
-            ]
+            moves += [self._move_state(name, k, want) for k in self.optimizer_state.moving(name)]
         moved = move(moves, self.world.everyone)
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         return moved
 
     def _have(self, name: str, key: str) -> Sides:
-        """Who has what counts of a tensor: at first rank 0 alone where ranks were given
-        different values."""
+        """Who has what counts of a tensor: at first rank 0 alone, if ranks had other values."""
         everywhere = self.sides(self.holdings[name], self.ranks)
         if key not in self.firsts:
             return everywhere
@@ -92,21 +84,16 @@ class ModelState:
         return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
     def start(self, seed: int, without: Collection[str] = ()) -> None:
-        """Tensors on the meta device come into being, this rank's shards only.
-
-        without: names that are left uninitialised, for weights to be read into."""
+        """Tensors on the meta device come into being, shards alone; not those of `without`."""
         with self.model.unreferenced():
             self._start_tensors(seed, without)
         self._start_optimizer(counters=False)
 
     def _start_tensors(self, seed: int, without: Collection[str]) -> None:
         for name in [n for n in without if self.model.local(n).is_meta]:
-            boxes, shape = self._boxes(name), self.model.described[name].shape
-            dtype = self.model.local(name).dtype
-            local = torch.empty(
-                local_shape(boxes, len(shape)), dtype=dtype, device=self.world.device
-            )
-            self.model.place(name, local)
+            shape = local_shape(self._boxes(name), len(self.model.described[name].shape))
+            meta = self.model.local(name)
+            self.model.place(name, meta.new_empty(shape, device=self.world.device))
         for name, entire in initial_values(self.model, seed, self.world.device, without):
             boxes = self._boxes(name)
             local = entire.new_empty(local_shape(boxes, entire.dim()))
@@ -116,9 +103,8 @@ class ModelState:
             del entire
 
     def _start_optimizer(self, counters: bool) -> None:
-        """State that the optimizer's constructor made on the meta device, and which therefore
-        belongs on this rank's, comes into being: its counters at once, the rest with parameters.
-        """
+        """State that the optimizer's constructor made on the meta device comes into being on this
+        rank's: its counters at once, the rest with parameters."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter, {})
@@ -133,44 +119,33 @@ class ModelState:
     def _boxes(self, name: str) -> tuple[Box, ...]:
         return self.sides(self.holdings[name], self.ranks)[self.world.rank]
 
-    # The first weights
-
     def compare_first(self) -> None:
-        """Finds the tensors in which ranks differ before anything has moved: of these rank 0's
-        count.
-
-        Optimizer state that exists already is rank 0's too."""
+        """Finds the tensors in which ranks differ before anything has moved: rank 0's count."""
         if self.world.size == 1:
             return
         everyone = self.world.everyone
         mine = {n: checksum(self.model.local(n)) for n in self.model.described}
         described = self.optimizer_state.describe() if self.optimizer.state else None
         for name in self.model.parameters:
-            mine |= {
-                f"{name}/{k}": checksum(t) for k, t in self.optimizer_state.moving(name).items()
-            }
+            for key, tensor in self.optimizer_state.moving(name).items():
+                mine[f"{name}/{key}"] = checksum(tensor)
         marks = everyone.all_gather_json(fingerprint((sorted(mine.items()), repr(described))))
         if len(set(marks)) == 1:
             return
         theirs = everyone.all_gather_json(mine)
-        self.firsts = frozenset(
-            k for k, v in theirs[0].items() if any(t.get(k) != v for t in theirs)
-        )
+        differ = (k for k, v in theirs[0].items() if any(t.get(k) != v for t in theirs))
+        self.firsts = frozenset(differ)
         described = everyone.broadcast_json(described)
         if self.world.rank:
             self.optimizer.state.clear()
             if described is not None:
                 self.optimizer_state.adopt(described)
 
-    # Optimizer state
-
     def _held_everywhere(self) -> bool:
-        """Whether every rank has a part of every tensor."""
         return all(len(h.positions) == self.world.size for h in self.holdings.values())
 
     def _spread_optimizer_state(self) -> None:
-        """Ranks learn which optimizer state exists of parameters that they have no part of, before
-        they receive any: they have not updated those."""
+        """Ranks learn which optimizer state exists of parameters that they have no part of."""
         if self._held_everywhere():
             return
         described = self.described_optimizer(self.optimizer_state.describe())
@@ -178,9 +153,7 @@ class ModelState:
             self.optimizer_state.adopt(described)
             return
         position = self.ranks.index(self.world.rank)
-        others = [
-            name for name in self.model.parameters if position not in self.holdings[name].positions
-        ]
+        others = [n for n in self.model.parameters if position not in self.holdings[n].positions]
         self.optimizer_state.adopt_of(others, described["state"])
 
     def described_optimizer(self, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,23 +162,16 @@ class ModelState:
         if self._held_everywhere():
             return dict(own)
         position = self.ranks.index(self.world.rank) if self.world.rank in self.ranks else None
-        held = {
-            name: entries
-            for name, entries in own["state"].items()
-            if position in self.holdings[name].positions
-        }
+        held = {n: x for n, x in own["state"].items() if position in self.holdings[n].positions}
         everyone = self.world.everyone
         groups = everyone.broadcast_json(own["groups"], self.ranks[0])
         state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}
         return {"kind": own["kind"], "groups": groups, "state": state}
 
-    # Complete tensors
-
     def gathered(
         self, local: Mapping[str, Tensor], root: int | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Shards that lie as the parameters and buffers of the same names, complete at `root`
-        (None: everywhere)."""
+        """Shards that lie as the parameters of those names, complete at `root` (None: all)."""
         for name, shard in local.items():
             have = self.sides(self.holdings[name], self.ranks)
             shape = self.model.described[name].shape
@@ -215,19 +181,13 @@ class ModelState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's names, aliases included, with complete tensors on the host."""
-        local = {
-            n: self.model.local(n).detach()
-            for n in self.model.described
-            if n in self.model.persistent
-        }
+        names = (n for n in self.model.described if n in self.model.persistent)
+        local = {n: self.model.local(n).detach() for n in names}
         entire = {n: t.cpu().clone() for n, t in self.gathered(local)}
         return {alias: entire[name] for alias, name in self.model.aliases.items()}
 
-    # Local tensors for a checkpoint
-
     def local_tensors(self) -> dict[str, LocalTensor]:
-        """Everything that a checkpoint carries, as this rank's boxes: `model/NAME`,
-        `optimizer/NAME/KEY`."""
+        """All that a checkpoint carries, as boxes: `model/NAME`, `optimizer/NAME/KEY`."""
         held = {f"model/{name}": local for name, local in self.model_tensors("model/").items()}
         for name in self.model.parameters:
             for key, tensor in self.optimizer_state.moving(name).items():
@@ -241,11 +201,8 @@ class ModelState:
 
     def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
         """What `state_dict` has, as this rank's boxes; names in them begin with `prefix`."""
-        return {
-            name: self._local(f"{prefix}{name}", name, self.model.local(name).detach())
-            for name in self.holdings
-            if name in self.model.persistent
-        }
+        names = (n for n in self.holdings if n in self.model.persistent)
+        return {n: self._local(f"{prefix}{n}", n, self.model.local(n).detach()) for n in names}
 
     def _local(self, full: str, name: str, tensor: Tensor) -> LocalTensor:
         shape, boxes = self.model.described[name].shape, self._boxes(name)
@@ -255,13 +212,9 @@ class ModelState:
         """This rank's parameters, each with the number of ranks that have an equal shard."""
         return [(p, float(self.holdings[n].copies)) for n, p in self.model.parameters.items()]
 
-    # Buffers that data ranks compute from rows of their own
-
     def settle_buffers(self, groups: PlanGroups, names: Collection[str], rows: int) -> None:
-        """Makes such buffers equal on all data ranks: means, weighted by `rows`, with how many
-        this rank has computed since they were last equal; whole numbers are the first rank's.
-
-        Nothing changes where no rank has computed any."""
+        """Makes buffers that data ranks compute from own rows equal: means, weighted by the `rows`
+        of each rank since they last were; whole numbers are the first rank's."""
         if groups.position is None:
             return
         for name in names:

@@ -16,8 +16,6 @@ from synchromesh.programs.model import Model, dtype_name
 
 
 class OptimizerState:
-    """Of `optimizer` over the parameters of `model`."""
-
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
 
@@ -34,7 +32,6 @@ class OptimizerState:
         return {k: v for k, v in self._tensors(name) if v.shape == self.model.local(name).shape}
 
     def whole(self, name: str) -> dict[str, Tensor]:
-        """Tensors of other shapes than the parameter's."""
         shape = self.model.local(name).shape
         return {k: v for k, v in self._tensors(name) if v.shape != shape and v.numel() != 1}
 
@@ -45,8 +42,7 @@ class OptimizerState:
         return self.shaped(name) | self.whole(name)
 
     def refuse_pieces(self, name: str) -> None:
-        """ValueError where the parameter may not be sharded, since it is not known what of a whole
-        tensor belongs to which shard."""
+        """ValueError for a parameter with whole state: what of it would belong to a shard?"""
         odd = next(iter(self.whole(name).items()), None)
         if odd is not None:
             raise ValueError(
@@ -57,8 +53,7 @@ class OptimizerState:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the tensors that move, as JSON: the kind, groups, types, counters.
-        ValueError for what has no form."""
+        """All but the tensors that move, as JSON. ValueError for what has no form."""
         names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
         kind = type(self.optimizer).__name__
         groups = [
@@ -78,7 +73,6 @@ class OptimizerState:
         return {"kind": kind, "groups": groups, "state": state}
 
     def _described(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of one parameter."""
         shaped, whole = self.shaped(name), self.whole(name)
         other = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
         return {
@@ -100,7 +94,6 @@ class OptimizerState:
         self.adopt_of(self.model.parameters, described["state"])
 
     def adopt_of(self, names: Iterable[str], described: Mapping[str, Any]) -> None:
-        """The same of the state of some parameters alone."""
         for name in names:
             parameter = self.model.parameters[name]
             if name not in described:
@@ -114,9 +107,7 @@ class OptimizerState:
                 if key not in known:
                     state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
             for key, (dtype, shape) in entries["whole"].items():
-                state[key] = torch.zeros(
-                    shape, dtype=getattr(torch, dtype), device=parameter.device
-                )
+                state[key] = parameter.new_zeros(shape, dtype=getattr(torch, dtype))
             device = self._counters_device(parameter)
             for key, value in entries["other"].items():
                 state[key] = _unplain(value, device)

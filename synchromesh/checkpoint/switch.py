@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from synchromesh.checkpoint.local_tensor import box_view
@@ -48,19 +47,16 @@ class Move:
 
     @property
     def after(self) -> int:
-        """Elements of all ranks' boxes after it."""
         return sum(volume(box) for boxes in self.want for box in boxes)
 
     @property
     def changes(self) -> bool:
-        """Whether any rank's boxes change."""
         return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
-    of them sent or received."""
+    """Seconds of pause; bytes that all ranks sent, and the most that one sent or received."""
 
     seconds: float
     bytes: int
@@ -86,18 +82,15 @@ class _OpenMove:
 
     @classmethod
     def begin(cls, m: Move, index: int) -> "_OpenMove":
-        """At rank `index` of the group, with room for what it is to have."""
         old = m.current().detach()
         kept = list(m.have[index]) == list(m.want[index])
         new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
         return cls(m, old, new, kept)
 
     def given(self, part: BoxCopy) -> Tensor:
-        """What the source of `part` gives."""
         return box_view(self.old, self.move.have[part.source], part.box)
 
     def place(self, part: BoxCopy) -> Tensor:
-        """Where the target of `part` has it."""
         return box_view(self.new, self.move.want[part.target], part.box)
 
 
@@ -111,7 +104,6 @@ class _Round:
     load: Counter[int] = field(default_factory=Counter)  # bytes that a rank sends and receives
 
     def fits(self, part: BoxCopy, size: int) -> bool:
-        """Whether `part` of `size` bytes leaves both of its ranks within a round's bytes."""
         busiest = max(self.load[part.source], self.load[part.target])
         return part.stays or busiest + size <= SIZES.most
 
@@ -159,10 +151,9 @@ def in_order(moves: Iterable[Move]) -> list[Move]:
 
 
 def _rounds(moves: Sequence[Move]) -> Iterator[_Round]:
-    """The chunks of all moves in rounds, computed from the boxes alone: equal on every rank.
-
-    A round ends before any rank would send and receive more than 16 MB in it, and after moves
-    whose new tensors have come to 16 MB on some rank: their old ones are not kept longer."""
+    """The chunks of all moves in rounds, computed from the boxes alone: equal on every rank. A
+    round ends before any rank would send and receive more than 16 MB in it, and after moves whose
+    new tensors have come to 16 MB on some rank: their old ones are not kept longer."""
     batch, opened = _Round(), 0
     for i, m in enumerate(moves):
         item = m.current().element_size()
@@ -190,7 +181,6 @@ def _chunks(m: Move, most: int) -> Iterator[BoxCopy]:
 
 
 def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> TransferStats:
-    """Sends, receives and copies the chunks of a round."""
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
     landing: list[tuple[Tensor, Tensor]] = []
@@ -203,7 +193,7 @@ def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> Tran
             sends.append((part.target, state.given(part).contiguous()))
         elif part.target == group.index:
             target = state.place(part)
-            buffer = target if target.is_contiguous() else _room_for(target)
+            buffer = target if target.is_contiguous() else target.new_empty(target.shape)
             receives.append((part.source, buffer))
             landing.append((target, buffer))
     group.exchange(sends, receives)
@@ -211,8 +201,3 @@ def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> Tran
         if buffer is not target:
             target.copy_(buffer)
     return TransferStats(*(sum(x.nbytes for _, x in side) for side in (sends, receives)))
-
-
-def _room_for(x: Tensor) -> Tensor:
-    """A contiguous tensor of the shape of `x`, to receive what it is to hold."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -32,15 +32,11 @@ Table = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """How far the substreams of a stream (`data/stream.py`) were read in an epoch.
+    """How far the substreams of a stream (`data/stream.py`) were read in an epoch."""
 
-    read      [worker][block]: items that were taken of each substream
-    worker    whose substreams the next global batch is of
-    states    [worker][block]: of the data set there, as JSON has them; None where it has none"""
-
-    read: Table
-    worker: int
-    states: tuple[tuple[Any, ...], ...]
+    read: Table  # [worker][block]: items that were taken of each substream
+    worker: int  # whose substreams the next global batch is of
+    states: tuple[tuple[Any, ...], ...]  # of the data set there, as JSON has them, or None
 
     @classmethod
     def start(cls, workers: int, blocks: int) -> "StreamPlace":
@@ -52,7 +48,6 @@ class StreamPlace:
         return len(self.read), len(self.read[0])
 
     def to_dict(self) -> dict[str, Any]:
-        """As checkpoints keep it."""
         read, states = ([list(row) for row in table] for table in (self.read, self.states))
         return {"read": read, "worker": self.worker, "states": states}
 
@@ -110,7 +105,6 @@ class Cursor:
         return Cursor(self.seed, self.epoch + 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As checkpoints keep it."""
         place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
         if self.samples is not None:
             place["samples"] = self.samples

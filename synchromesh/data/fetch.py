@@ -44,24 +44,15 @@ class LoadingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Loading:
-    """How samples are loaded; the words of `torch.utils.data.DataLoader`.
+    """How samples are loaded; the words of `torch.utils.data.DataLoader`."""
 
-    num_workers               processes that read ahead of the step; 0: this one, between steps
-    timeout                   seconds to wait for a worker, 0 for ever
-    pin_memory                page-locked memory, from which copies to a GPU run beside the step;
-                              None: where workers read for one
-    prefetch_factor           batches that each worker reads ahead; None: torch's, 2
-    persistent_workers        whether they stay from epoch to epoch
-    multiprocessing_context   `fork`, `spawn`, `forkserver`, or such a context; None: Python's own
-    worker_init_fn            called in each worker with its number"""
-
-    num_workers: int = 0
-    timeout: float = 0.0
-    pin_memory: bool | None = None
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    multiprocessing_context: Any = None
-    worker_init_fn: Callable[[int], None] | None = None
+    num_workers: int = 0  # processes that read ahead of the step; 0: this one, between steps
+    timeout: float = 0.0  # seconds to wait for a worker, 0 for ever
+    pin_memory: bool | None = None  # for copies beside the step; None: where workers read
+    prefetch_factor: int | None = None  # batches that each worker reads ahead; None: torch's, 2
+    persistent_workers: bool = False  # whether they stay from epoch to epoch
+    multiprocessing_context: Any = None  # `fork`, `spawn` ..., or such a context; None: Python's
+    worker_init_fn: Callable[[int], None] | None = None  # called in each with its number
 
     def __post_init__(self) -> None:
         faults = [

@@ -29,50 +29,36 @@ def alone(value: Any) -> list[Any]:
 class Batching:
     """How samples become global batches.
 
-    drop_last    a last batch that is not full is left out
-    collate      (list of samples) -> batch; None: torch's default
-    continuing   samples follow each other, as the parts of a text do, and are read as so many
-                 streams as a batch has rows: row i of a batch is the sample behind row i of the
-                 last one
-
-        10 samples, batches of 3     0 3 6 | 1 4 7 | 2 5 8      what is left, 9, is left out"""
+    10 samples, batches of 3, continuing:   0 3 6 | 1 4 7 | 2 5 8   the rest, 9, is left out"""
 
     shuffle: bool = True
-    drop_last: bool = False
-    collate: Collate | None = None
-    continuing: bool = False
+    drop_last: bool = False  # a last batch that is not full is left out
+    collate: Collate | None = None  # (list of samples) -> batch; None: torch's default
+    continuing: bool = False  # row i of a batch is the sample behind row i of the one before it,
+    # as the parts of a text: as many streams are read as a batch has rows
 
     @property
     def whole(self) -> bool:
-        """Whether all batches are full."""
         return self.drop_last or self.continuing
 
 
 class Loader:
-    """Iterates over the rest of the cursor's epoch, then moves the cursor to the next one.
-
-    While a batch is being used, `cursor` already stands behind it, and `rows` are those of the
-    global batch: a checkpoint written after the batch's step resumes with the next. A rank without
-    rows in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch
-    size does not divide the samples, or left out (`Batching.whole`)."""
+    """Iterates over the rest of the cursor's epoch, then moves the cursor to the next one. While a
+    batch is being used, `cursor` already stands behind it, and `rows` are those of the global
+    batch: a checkpoint written after the batch's step resumes with the next. A rank without rows
+    in a batch gets tensors of 0 rows. The last batch of an epoch is short where the batch size
+    does not divide the samples, or left out (`Batching.whole`)."""
 
     def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        rows_of: OwnRows,
-        cursor: Cursor | None = None,
-        batching: Batching | None = None,
-        loading: Loading | None = None,
-        agree: Agree = alone,
+        self, dataset: Any, batch_size: int, rows_of: OwnRows, cursor: Cursor | None = None,
+        batching: Batching | None = None, loading: Loading | None = None, agree: Agree = alone,
         device: torch.device = CPU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """dataset: samples by index, or a stream (`data/stream.py`), of which all ranks iterate
-        alike. batch_size: rows over all ranks. agree: gathers a value of each rank.
-
-        ValueError for a data set that is empty, can be read only once, or (where batches are
-        shuffled or short ones dropped) is smaller than one batch; for a stream that is to be
-        shuffled, or shuffled samples that are to follow each other."""
+        alike. batch_size: rows over all ranks. agree: gathers a value of each rank. ValueError for
+        a data set that is empty, can be read only once, or (where batches are shuffled or short
+        ones dropped) is smaller than one batch; for a stream that is to be shuffled, or shuffled
+        samples that are to follow each other."""
         self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
         self.cursor, self.batching = cursor or Cursor(), batching or Batching()
         self.loading, self.agree = loading or Loading(), agree
@@ -103,8 +89,7 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Global batches left in this epoch. TypeError for a stream that does not say its
-        length."""
+        """Global batches left in this epoch. TypeError for a stream that does not say that."""
         if self.samples is None:
             raise TypeError(
                 f"the data set ({type(self.dataset).__name__}) is a stream without a length: how "
@@ -114,8 +99,7 @@ class Loader:
 
     @property
     def batches(self) -> int | None:
-        """Global batches of an entire epoch; None where it is not known. Of a stream it is what
-        its length says, which substreams that end apart may exceed."""
+        """Of an entire epoch; None: not known. Substreams that end apart may exceed a stream's."""
         return None if self.samples is None else self._batches(self.samples)
 
     @property
@@ -142,9 +126,8 @@ class Loader:
         )
 
     def _batches(self, samples: int) -> int:
-        return (
-            samples // self.batch_size if self.batching.whole else -(-samples // self.batch_size)
-        )
+        size = self.batch_size
+        return samples // size if self.batching.whole else -(-samples // size)
 
     def __iter__(self) -> Iterator[Any]:
         start = self.cursor
@@ -250,10 +233,8 @@ def _stream_length(dataset: Any, shuffle: bool) -> int | None:
 
 
 class Loaders:
-    """One loader for each data set and order of rows, in the order in which they were asked for.
-
-    own_rows(rows): the rows of a global batch that this rank works on. carries: whether a row of a
-    batch goes on in the same row of the next one."""
+    """One for each data set and order of rows, as they were asked for. own_rows(rows): of a global
+    batch, this rank's. carries: whether a row goes on in the same row of the next batch."""
 
     def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
         self._own_rows, self._world, self._carries = own_rows, world, carries
@@ -306,8 +287,7 @@ class Loaders:
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
-        """Inside, a loader of these begins its epoch anew; then it goes on where it was, for an
-        evaluation moves no order of data."""
+        """Inside, one of these loaders begins its epoch anew; then it goes on where it was."""
         begins, own = self.begins, isinstance(loader, Loader)
         cursor = loader.cursor if own else None
         if own:

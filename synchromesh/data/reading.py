@@ -1,7 +1,7 @@
 """A reading: what one rank read of a global batch, as a request asked for it; both are values."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from traceback import format_exception
 from typing import Any
 
@@ -22,8 +22,6 @@ class SampleError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """Asks a reader for this rank's part of a global batch."""
-
     rows: Ranges  # of the global batch, that are this rank's
     size: int  # rows of the global batch
     what: Any  # as the reader understands it; None: nothing, for the turn of a worker
@@ -31,7 +29,6 @@ class Request:
 
 
 def within(row: int, ranges: Ranges) -> bool:
-    """Whether the row is in one of the ranges."""
     return any(start <= row < stop for start, stop in ranges)
 
 
@@ -44,7 +41,6 @@ class ReadingFault:
 
     @classmethod
     def of(cls, what: str, error: Exception) -> "ReadingFault":
-        """`what` cannot be read because of `error`."""
         sentence = f"{what} cannot be read: {type(error).__name__}: {message(error)}"
         return cls(sentence, "".join(format_exception(error)))
 
@@ -57,24 +53,17 @@ class ReadingFault:
 
 @dataclass(frozen=True)
 class Reading:
-    """A reader's answer.
+    """A reader's answer. Of a stream also what ranks tell each other (`data/stream.py`)."""
 
-    batch     collated of `made` samples: of this rank's rows, or of one sample where it has none
-    counts    of a stream: items that each substream gave, -1 where none was to be read
-    items     of a stream where a substream ended, which is when no batch is made of them yet
-    states    of a stream: those of its data set behind these items
-    digest    of a stream: a number that equal items share"""
-
-    batch: Any = None
+    batch: Any = None  # collated of `made` samples: of this rank's rows, or one where it has none
     made: int = 0
     fault: ReadingFault | None = None
-    counts: tuple[int, ...] = ()
-    items: tuple[list[Any], ...] = ()
-    states: tuple[Any, ...] = field(default=())
-    digest: int = 0
+    counts: tuple[int, ...] = ()  # items that each substream gave, -1 where none was to be read
+    items: tuple[list[Any], ...] = ()  # where a substream ended: no batch is made of them yet
+    states: tuple[Any, ...] = ()  # of the stream's data set behind these items
+    digest: int = 0  # a number that equal items share
 
     def changed(self, change: Callable[[Any], Any]) -> "Reading":
-        """With `change(batch)`."""
         return self if self.batch is None else replace(self, batch=change(self.batch))
 
     def pin_memory(self) -> "Reading":
@@ -82,10 +71,8 @@ class Reading:
         return self.changed(pin_memory)
 
     def rows(self, count: int) -> Any:
-        """The batch of `count` rows; emptied where no row is this rank's.
-
-        SampleError for samples that could not be read, ValueError where the batch does not have a
-        row for each sample."""
+        """The batch of `count` rows; emptied where no row is this rank's. SampleError for samples
+        that could not be read, ValueError where the batch does not have a row for each sample."""
         if self.fault is not None:
             raise self.fault.error()
         rows = sorted({x.shape[0] for x in pytree.tree_leaves(self.batch) if _has_rows(x)})

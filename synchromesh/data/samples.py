@@ -17,7 +17,6 @@ class SampleReader(Dataset[Reading]):
         self.dataset, self.collate = dataset, collate
 
     def __getitem__(self, request: Request) -> Reading:
-        """The reading of the samples whose indices are `request.what`."""
         with own_draws():
             draw_from(*request.place)
             samples, fault = self._samples(request.what)
@@ -59,7 +58,6 @@ class SampleSource:
 
     @property
     def ended(self) -> bool:
-        """Whether all batches were taken."""
         return self._done == len(self._batches)
 
     def requests(self) -> Iterator[Request]:

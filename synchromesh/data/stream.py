@@ -63,10 +63,8 @@ def bounds(size: int, blocks: int) -> list[tuple[int, int]]:
 
 
 def division(dataset: Any, workers: int, ranks: int) -> tuple[int, int]:
-    """Into how many (workers, blocks) a stream is divided for `ranks` that read different rows.
-
-    A data set that shards itself may say how many shards it has: each substream has equally many
-    of them, so there may be fewer substreams than were wanted."""
+    """The (workers, blocks) of a stream for `ranks` that read different rows: a data set that
+    shards itself may have fewer, as each substream has equally many of its shards."""
     if not hasattr(dataset, "shard"):
         return workers, 1
     shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))
@@ -117,7 +115,6 @@ class Substream:
         return self.epoch == epoch and (ended or position == self.position)
 
     def read(self, count: int) -> list[Any]:
-        """The next items, fewer at its end."""
         items: list[Any] = []
         if self._over:
             return items
@@ -136,8 +133,7 @@ class Substream:
 
     @contextmanager
     def _undivided(self) -> Iterator[None]:
-        """A data set that has sharded itself does not see that it is in a worker: it would shard
-        itself once more."""
+        """A data set that has sharded itself and saw a worker would shard itself once more."""
         before = torch_worker._worker_info
         if self._sharded:
             torch_worker._worker_info = None
@@ -199,8 +195,7 @@ class StreamReader(Dataset[Reading]):
     def _given(
         self, request: Request, block: StreamBlock, index: int
     ) -> tuple[int, list[Any], Any]:
-        """How many items a substream gives, these, and its state behind them; -1 and none where no
-        row of it is asked for."""
+        """Number of items (-1: no row of it is asked for), these, and the state behind them."""
         first, last = bounds(request.size, len(block.read))[index]
         if block.read[index] == StreamBlock.ENDED:
             return 0, [], None
@@ -241,10 +236,8 @@ def digest(items: Sequence[list[Any]]) -> int:
 
 
 class StreamSource:
-    """The batches of a stream from a cursor on; `cursor` stands behind what was taken.
-
-    What substreams give is not known before they are read, so ranks tell each other with each
-    batch. All ranks take alike."""
+    """The batches of a stream from a cursor on, which stands behind what was taken. Ranks tell
+    each other with each batch what substreams gave. All ranks take alike."""
 
     def __init__(
         self, place: StreamPlace, cursor: Cursor, size: int, own_rows: OwnRows,
@@ -267,7 +260,6 @@ class StreamSource:
 
     @property
     def ended(self) -> bool:
-        """Whether all substreams have ended."""
         return all(over for row in self._over for over in row)
 
     def requests(self) -> Iterator[Request]:
@@ -282,9 +274,8 @@ class StreamSource:
         while True:
             places = zip(read[worker], over[worker], strict=True)
             start = tuple(StreamBlock.ENDED if end else n for n, end in places)
-            block = StreamBlock(
-                self.cursor.epoch, worker, self.workers, start, tuple(states[worker])
-            )
+            epoch, known = self.cursor.epoch, tuple(states[worker])
+            block = StreamBlock(epoch, worker, self.workers, start, known)
             place = (self.cursor.seed, self.cursor.epoch, worker)
             yield Request(self._own_rows(self.size), self.size, block, place)
             read[worker] = [n + size for n, size in zip(read[worker], sizes, strict=True)]
@@ -292,10 +283,8 @@ class StreamSource:
             worker = (worker + 1) % self.workers
 
     def take(self, request: Request, reading: Reading) -> tuple[Any, int] | None:
-        """This rank's batch, and the rows of the global batch; None where it has none.
-
-        On all ranks alike: SampleError where one could not read, ValueError where they have read
-        different streams."""
+        """This rank's batch and the global batch's rows, or None. On all ranks alike SampleError
+        where one could not read, ValueError where they have read different streams."""
         if request.what is None:
             return None
         worker, self._worker = request.what.worker, (request.what.worker + 1) % self.workers
@@ -362,9 +351,7 @@ class StreamSource:
 
     def _rows(self, request: Request, reading: Reading, counts: list[int]) -> tuple[int, Reading]:
         """The rows that this rank has of a batch, and its reading, collated."""
-        if sum(counts) == self.size:
-            return count_of(request.rows), reading
-        if not reading.items:  # what it reads is full, or it has no rows
+        if sum(counts) == self.size or not reading.items:  # what it reads is full, or it has none
             return count_of(request.rows), reading
         *items, sample = reading.items
         own = self._own_items(request, items, counts)

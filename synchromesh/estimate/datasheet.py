@@ -64,12 +64,10 @@ def headrooms(
     cluster: Cluster, memory: float | None = None, asked: str | None = None
 ) -> tuple[Headroom, ...]:
     """Of every rank: of `memory` bytes, else of those of its device; as `asked`."""
-    devices = [device for _, device in cluster.ranks]
+    reserve = Headroom.RESERVE
     return tuple(
-        Headroom.of(
-            memory or d.memory_bytes, asked, MEMORY_ERROR, Headroom.RESERVE * (d.kind == "cpu")
-        )
-        for d in devices
+        Headroom.of(memory or d.memory_bytes, asked, MEMORY_ERROR, reserve * (d.kind == "cpu"))
+        for _, d in cluster.ranks
     )
 
 
@@ -87,26 +85,17 @@ class DatasheetFacts:
         cls, step: Step, model: nn.Module, optimizer: Optimizer, rows: int, cluster: Cluster,
         memory: float | None = None, headroom: str | None = None, say: Say = silent,
     ) -> "DatasheetFacts":  # fmt: skip
-        """Of a model's traced step for global batches of `rows`. ValueError for an optimizer that
-        nothing can be trained with."""
-        modules, rooms = (
-            Model(model).inside(step.chain.names),
-            headrooms(cluster, memory, headroom),
-        )
+        """For global batches of `rows`. ValueError for an optimizer that cannot be used."""
+        modules = Model(model).inside(step.chain.names)
+        rooms = headrooms(cluster, memory, headroom)
         problem = PlanningProblem.of(step, rows, modules, rooms, optimizer)
         return cls(PartitionCache(problem, say), optimizer, cluster)
 
     def profile(
-        self,
-        partitions: Iterable[Partition],
-        known: Profile | None,
-        ranks: Sequence[int] | None = None,
-        *,
-        rows: int = 0,
-        quick: bool = False,
-        besides: Iterable[Demand] = (),
-        micro_batches: Collection[int] = (1,),
-    ) -> Profile:
+        self, partitions: Iterable[Partition], known: Profile | None,
+        ranks: Sequence[int] | None = None, *, rows: int = 0, quick: bool = False,
+        besides: Iterable[Demand] = (), micro_batches: Collection[int] = (1,),
+    ) -> Profile:  # fmt: skip
         """The data sheet of `partitions`, with the collectives that they or `besides` ask for."""
         problem, parts = self.partitions.problem, list(partitions)
         count = len(self.cluster.ranks if ranks is None else ranks)
@@ -121,16 +110,11 @@ class DatasheetFacts:
 
 
 def datasheet(
-    problem: PlanningProblem,
-    optimizer: Optimizer,
-    partitions: Iterable[Partition],
-    cluster: Cluster,
-    network: Mapping[tuple[str, Pattern], Curve],
-    known: Profile | None = None,
+    problem: PlanningProblem, optimizer: Optimizer, partitions: Iterable[Partition],
+    cluster: Cluster, network: Mapping[tuple[str, Pattern], Curve], known: Profile | None = None,
     micro_batches: Collection[int] = (1,),
-) -> Profile:
+) -> Profile:  # fmt: skip
     """The profile of `partitions` on all devices of `cluster`, with what `known` has besides.
-
     network: seconds by payload of every collective that may be asked for. micro_batches: into how
     many a plan may cut a global batch. ValueError where the cluster says no rate of a type that
     the model computes in."""
@@ -177,8 +161,6 @@ def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str,
 
 
 class CountingBench(Bench):
-    """A bench that notes the operators of its forwards and backwards."""
-
     def forward(self) -> tuple[Tensor, ...]:
         with Operations() as self.ran_forward:
             return super().forward()
@@ -193,7 +175,6 @@ class CountingBench(Bench):
 
 
 def count(bench: CountingBench) -> Counted:
-    """The operators of one forward and backward of a program, and its memory."""
     with plain_operators():
         used = bench.bytes()
     return Counted(tuple(bench.ran_forward.found), tuple(bench.ran_backward.found), used)
@@ -215,12 +196,8 @@ def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compu
     different = list(dict.fromkeys(devices))
 
     def curves(direction: str) -> tuple[Curve, ...]:
-        found = {
-            device: Curve.of(
-                (n, seconds(getattr(c, direction), device)) for n, c in counted.items()
-            )
-            for device in different
-        }
+        found = {d: Curve.of((n, seconds(getattr(c, direction), d)) for n, c in counted.items())
+                 for d in different}  # fmt: skip
         return tuple(found[d] for d in (devices if len(different) > 1 else different))
 
     used = {n: c.bytes for n, c in counted.items()}
@@ -236,20 +213,12 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
     updates = [update(optimizer, device) for device in devices]
     slowest = max(updates, key=lambda u: u.byte)
     return Profile(
-        devices=len(cluster.ranks),
-        update_byte=slowest.byte,
+        devices=len(cluster.ranks), update_byte=slowest.byte,
         update_tensor=max(u.tensor for u in updates),
         copy_byte=max(_moved(2.0, device) for device in devices),
-        state_factor=slowest.state_factor,
-        calls=CALLS,
-        host=max(u.once for u in updates),
-        source=SOURCE,
-        error_band=cluster.error_band,
-        emulated=cluster.emulated,
-    )
-
-
-# The optimizer's step
+        state_factor=slowest.state_factor, calls=CALLS, host=max(u.once for u in updates),
+        source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -263,20 +232,17 @@ class EstimatedUpdate:
 
 
 def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
-    """From the operators that a twin of the optimizer runs on a few tensors of its own.
-
-    Bytes are those that its operators move: parameters, gradients and states as often as they
-    are read and written. Two numbers of tensors tell what an operator a tensor costs from what
-    an operator for all of them (`foreach`, PyTorch's default on a GPU) costs."""
+    """From the operators that a twin of the optimizer runs on a few tensors of its own. Bytes are
+    those that its operators move: parameters, gradients and states as often as they are read and
+    written. Two numbers of tensors tell what an operator a tensor costs from what an operator for
+    all of them (`foreach`, PyTorch's default on a GPU) costs."""
     few, many = 2, 6
-    (operators, moved, factor), (more, _, _) = (
-        _counted(optimizer, device, n) for n in (few, many)
-    )
+    operators, moved, factor = _counted(optimizer, device, few)
+    more, _, _ = _counted(optimizer, device, many)
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
-    return EstimatedUpdate(
-        _moved(moved, device), each * LAUNCH_SECONDS, once * LAUNCH_SECONDS, factor
-    )
+    launches = each * LAUNCH_SECONDS, once * LAUNCH_SECONDS
+    return EstimatedUpdate(_moved(moved, device), *launches, factor)
 
 
 def _moved(bytes_: float, device: Device) -> float:

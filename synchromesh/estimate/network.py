@@ -61,14 +61,11 @@ class GroupPlacement:
     @classmethod
     def of(cls, cluster: Cluster, ranks: Sequence[int], groups: int = 1) -> "GroupPlacement":
         """The group of `ranks` (as in `cluster.ranks`), of which `groups` alike run at once.
-
         ValueError where a rank is none of the cluster or a link is not described."""
         known = cluster.ranks
         if not 0 < len(ranks) == len(set(ranks) & set(range(len(known)))):
-            raise ValueError(
-                f"ranks {list(ranks)} should be different ones from 0 to {len(known) - 1} of "
-                f"{cluster.name}"
-            )
+            raise ValueError(f"ranks {list(ranks)} should be different ones from 0 to "
+                             f"{len(known) - 1} of {cluster.name}")  # fmt: skip
         counts = Counter(known[rank][0] for rank in ranks)
         names = list(counts)
         ring = list(pairwise([*names, names[0]])) if len(names) > 1 else []
@@ -97,18 +94,14 @@ def _slowest(links: Sequence[Link]) -> Link | None:
     if not links:
         return None
     return Link(
-        links[0].a,
-        links[0].b,
-        min(x.bytes_per_second for x in links),
-        max(x.latency_seconds for x in links),
-        start_seconds=max(x.start_seconds for x in links),
+        links[0].a, links[0].b, min(x.bytes_per_second for x in links),
+        max(x.latency_seconds for x in links), start_seconds=max(x.start_seconds for x in links),
         switch_bytes_per_second=min(x.switch_bytes_per_second for x in links),
-    )
+    )  # fmt: skip
 
 
 def group_seconds(kind: Kind, size: int, group: GroupPlacement) -> float:
-    """Time of one collective over `size` payload bytes (as `traffic.sent_bytes` counts them) on a
-    group; 0 on one rank."""
+    """Seconds of one collective over `size` payload bytes (as of `traffic.sent_bytes`)."""
     if group.ranks == 1:
         return 0.0
     if kind == "all_to_all":
@@ -128,7 +121,6 @@ def curves(
     cluster: Cluster, wanted: Iterable[tuple[str, Pattern]], ranks: Sequence[int] | None = None
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
-
     What counts is the group that takes longest. Ranks are placed host after host."""
     found: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):

@@ -121,9 +121,8 @@ def _seconds(operation: Operation, device: Device) -> float:
 
 
 def rate(device: Device, dtype: str, convolution: bool = False) -> float:
-    """Floating-point operations a second in `dtype`: the device's own figure, or the nearest.
-
-    A convolution in float32 runs in tf32 where the device can: that is PyTorch's default, while
+    """Floating-point operations a second in `dtype`: the device's own figure, or the nearest. A
+    convolution in float32 runs in tf32 where the device can: that is PyTorch's default, while
     products stay in float32. A 16-bit type that the device lacks is computed in float32, float64
     (no data sheet in the catalogue has it) at half of float32's rate."""
     known = device.flops

@@ -51,40 +51,29 @@ class Candidate:
         return f"{takes}; {self.reason}" if self.reason else takes
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
         time = self.time
         return {
-            "plan": str(self.plan),
-            "step_seconds": None if time is None else time.seconds,
+            "plan": str(self.plan), "step_seconds": None if time is None else time.seconds,
             "memory_bytes": [m.peak for m in self.memory],
             "memory_by_kind": [dict(m.by_kind) for m in self.memory],
             "communication_share": None if time is None else time.communication_share,
-            "fits": self.fits,
-            "reason": self.reason,
-            "given": self.given,
-        }
+            "fits": self.fits, "reason": self.reason, "given": self.given,
+        }  # fmt: skip
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON, for other ranks; `from_record` reads it."""
         return {
-            "plan": str(self.plan),
-            "time": None if self.time is None else asdict(self.time),
-            "memory": [asdict(m) for m in self.memory],
-            "fits": self.fits,
-            "reason": self.reason,
-        }
+            "plan": str(self.plan), "time": None if self.time is None else asdict(self.time),
+            "memory": [asdict(m) for m in self.memory], "fits": self.fits, "reason": self.reason,
+        }  # fmt: skip
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
-        """The candidate that another rank wrote with `to_record`."""
         time = record["time"]
         return cls(
-            Plan.parse(record["plan"]),
-            None if time is None else StepTime(**time),
-            tuple(PeakMemory(**m) for m in record["memory"]),
-            record["fits"],
-            record["reason"],
-        )
+            Plan.parse(record["plan"]), None if time is None else StepTime(**time),
+            tuple(PeakMemory(**m) for m in record["memory"]), record["fits"], record["reason"],
+        )  # fmt: skip
 
 
 def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
@@ -98,10 +87,8 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
 
 
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
-    """The candidate of `plan`: seconds, bytes on each device, whether it stays below the limits.
-
-    A plan that leaves open how many micro-batches are interleaved gets the better number, of those
-    that fit if any does."""
+    """Seconds, bytes on each device, whether it stays below the limits. Where a plan leaves
+    interleaving open it gets the better number, of those that fit if any does."""
     try:
         placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:
@@ -133,8 +120,7 @@ def _lack(problem: PlanningProblem, plan: Plan, memory: Sequence[PeakMemory]) ->
 
 
 def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int) -> bool:
-    """Whether all devices have the memory for `plan` with a global batch of so many rows; not
-    where that is not known."""
+    """Whether all devices are known to have the memory for a global batch of so many rows."""
     problem = partitions.problem
     try:
         placed = replace(planned_step(partitions, plan), rows=rows)
@@ -146,8 +132,7 @@ def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int
 
 
 def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
-    """The candidate with the number of interleaved micro-batches that it was priced with written
-    into its plan, where several are possible."""
+    """The candidate whose plan says the interleaving it was priced with, if several can be."""
     plan = candidate.plan
     if candidate.time is None or plan.stages or not partitions.overlaps(plan):
         return candidate

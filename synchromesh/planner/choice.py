@@ -13,24 +13,14 @@ from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
-
-@dataclass(frozen=True)
-class ChoiceTuning:
-    """When a plan is taken that is not the quickest."""
-
-    # A plan must be predicted this much quicker than one of fewer words. Predictions are off by 6
-    # to 7 % on average; of plans nearer to each other than 3 % the quicker one is a guess.
-    margin: float = 0.03
-
-
-TUNING = ChoiceTuning()
+# A plan must be predicted this much quicker than one of fewer words. Predictions are off by 6 to
+# 7 % on average; of plans nearer to each other than 3 % the quicker one is a guess.
+MARGIN = 0.03
 PLAIN = ("single", "data", "tensor", "hybrid")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was considered and chosen, and on which facts."""
-
     candidates: tuple[Candidate, ...]  # the chosen one first, then by time
     profile: Profile
     planning_seconds: float  # of the search alone
@@ -46,8 +36,7 @@ class Choice:
 
     @classmethod
     def untraced(cls, step: Step, profile: Profile) -> "Choice":
-        """The choice of a model that could not be traced: `data`, unless dividing its rows may
-        train another loss."""
+        """`data` for a model that could not be traced; `single` if that may train another loss."""
         asked = f"; {step.doubt}: return (sum, weight), and rows are divided" if step.doubt else ""
         plan = Plan(LayoutSpec("single" if step.doubt else "data"))
         return cls.only(plan, f"the model runs whole: {step.reason}{asked}", profile)
@@ -87,7 +76,6 @@ class Choice:
         return "; ".join(said)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
         return {
             "candidates": [c.to_dict() for c in self.candidates],
             "chosen": str(self.chosen.plan),
@@ -102,9 +90,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """A component under a plan, and the best plan in which it has another layout.
-
-    seconds: what a step would take more by the search's sums; None: no other layout was found."""
+    """A component under a plan, and the best plan in which it has another layout. seconds: what a
+    step would take more by the search's sums; None: no other layout was found."""
 
     component: str
     layout: Layout
@@ -120,28 +107,23 @@ class RunnerUp:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
         return {
-            "component": self.component,
-            "layout": str(self.layout),
+            "component": self.component, "layout": str(self.layout),
             "runner_up": None if self.other is None else str(self.other),
             "runner_up_seconds": self.seconds,
-        }
+        }  # fmt: skip
 
 
 def decided(found: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with the chosen one first, and reasons.
-
-    Of plans that are predicted to take less than `TUNING.margin` longer than the quickest, the
-    plainest is taken: predictions are not that exact, and what is plain is easier to reason
-    about."""
+    """Candidates with the chosen one first, and reasons. Of those that are less than `MARGIN`
+    slower than the quickest, the plainest is taken: predictions are not that exact."""
     order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     quickest = order[0]
-    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + TUNING.margin)]
+    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
     best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)
     rest = [c for c in order if c is not best]
     if best.fits:
-        within = "" if best is quickest else f"fewest words within {TUNING.margin:.0%} of the "
+        within = "" if best is quickest else f"fewest words within {MARGIN:.0%} of the "
         best = replace(best, reason=f"{within}least time of those that fit")
     beside = ((c, _beside(c, best)) for c in rest)
     return [best, *(replace(c, reason="; ".join(filter(None, (c.reason, x)))) for c, x in beside)]
@@ -161,7 +143,6 @@ def _beside(c: Candidate, best: Candidate) -> str:
 
 
 def saves_memory(plan: Plan) -> bool:
-    """Whether states are sharded or activations recomputed in any component."""
     return any(spec.states != "none" or spec.recompute for spec in plan.specs)
 
 

@@ -1,9 +1,4 @@
-"""The planning problem: what a plan is wanted for, and the facts that deciding it takes.
-
-PlanningProblem    a traced step, devices, the memory that plans may use of them (`Headroom`)
-PartitionCache     the step partitioned under plans
-Demand             a collective that the profile of a partition needs
-Facts              profiles of partitions, measured on live ranks or from data sheets"""
+"""The planning problem: what a plan is wanted for, and the facts that deciding it takes."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,13 +93,9 @@ class PlanningProblem:
 
     @classmethod
     def of(
-        cls,
-        step: Step,
-        rows: int,
-        modules: Mapping[str, Sequence[str]],
-        headrooms: Sequence[Headroom],
-        optimizer: Optimizer,
-    ) -> "PlanningProblem":
+        cls, step: Step, rows: int, modules: Mapping[str, Sequence[str]],
+        headrooms: Sequence[Headroom], optimizer: Optimizer,
+    ) -> "PlanningProblem":  # fmt: skip
         """With the limits that `headrooms`, of each rank, set, and what the optimizer forbids.
         ValueError for an optimizer that nothing can be trained with."""
         refuse_unusable(optimizer)
@@ -118,7 +109,6 @@ class PlanningProblem:
 
     @property
     def limit(self) -> float:
-        """Bytes that every rank may use."""
         return min(self.limits, default=float("inf"))
 
     def layouts(self, plan: Plan) -> tuple[Layout, ...]:
@@ -129,9 +119,7 @@ class PlanningProblem:
 
 
 class PartitionCache:
-    """The partitions of a problem's step, each solved once for layouts of equal meshes.
-
-    say: receives what planning by them is doing."""
+    """Partitions of a step, each solved once for layouts of equal meshes. say: of what is done."""
 
     def __init__(self, problem: PlanningProblem, say: Say = silent) -> None:
         self.problem, self.say = problem, say
@@ -172,11 +160,8 @@ class PartitionCache:
         return self._solved.get(self.problem.layouts(plan))
 
     def overlaps(self, plan: Plan) -> bool:
-        """Whether several micro-batches may be interleaved under `plan`."""
         return overlaps(self.problem.step, self.partition(plan))
 
-
-# Facts
 
 GRADIENT_BYTES = SIZES.full + MIB  # of a bucket, up to which all-reduces are asked for
 
@@ -184,8 +169,7 @@ Demand = tuple[str, Pattern, int]  # kind of a collective, its groups, bytes of 
 
 
 def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[Demand]:
-    """Kinds, patterns and payloads of what a partition sends for global batches of `rows`;
-    gradients over all data ranks."""
+    """What a partition sends for global batches of `rows`; gradients over all data ranks."""
     for local in partition.components:
         for c in local.collectives:
             if c.ranks > 1:
@@ -196,7 +180,6 @@ def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[De
 
 
 def _gradients(local: LocalComponent, ranks: Pattern) -> Iterator[Demand]:
-    """What the data ranks of a component send of its gradients and sharded parameters."""
     bytes_ = sum(p.bytes for p in local.component.parameters if p.trainable)
     if bytes_:
         yield "all_reduce", ranks, min(bytes_, GRADIENT_BYTES)
@@ -226,31 +209,20 @@ class Facts(Protocol):
     @property
     def partitions(self) -> "PartitionCache":
         """Of the problem that a plan is wanted for."""
-        ...
 
     @property
     def extrapolation(self) -> float:
         """Times the rows of an equal block up to which what is known of a program holds."""
-        ...
 
     def profile(
-        self,
-        partitions: Iterable[Partition],
-        known: Profile | None,
-        ranks: Sequence[int] | None = None,
-        *,
-        rows: int = 0,
-        quick: bool = False,
-        besides: Iterable[Demand] = (),
-        micro_batches: Collection[int] = (1,),
-    ) -> Profile:
-        """The facts of `partitions` on `ranks` (None: all) with what `known` has besides.
-
-        rows: of a global batch (0: those of the problem). quick: what is known already need not
-        be exact. besides: further collectives that may be asked for. micro_batches: into how many
-        a plan may cut a global batch."""
-        ...
+        self, partitions: Iterable[Partition], known: Profile | None,
+        ranks: Sequence[int] | None = None, *, rows: int = 0, quick: bool = False,
+        besides: Iterable[Demand] = (), micro_batches: Collection[int] = (1,),
+    ) -> Profile:  # fmt: skip
+        """The facts of `partitions` on `ranks` (None: all) with what `known` has besides. rows: of
+        a global batch (0: those of the problem). quick: what is known already need not be exact.
+        besides: further collectives that may be asked for. micro_batches: into how many a plan may
+        cut a global batch."""
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         """What one of the ranks finds, on all of them; where it fails, on all."""
-        ...

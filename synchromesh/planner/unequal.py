@@ -1,8 +1,4 @@
-"""Further candidates, made of priced ones: rows by what devices can do, and fewer devices.
-
-widened   both, of the plans that may win
-shared    rows with which all devices are done at the same moment
-fewer     some of the devices, where links between all or slow ones cost more than they bring"""
+"""Further candidates, made of priced ones: rows by what devices can do, and fewer devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +17,9 @@ from synchromesh.values.profile import Profile
 class WideningTuning:
     """Which further plans are tried; chosen, not measured, where nothing else is said."""
 
-    unequal: float = (
-        1.3  # times the quickest's seconds from where devices differ: equal processors
-    )
-    # of the emulated hosts varied by 30 % from second to second (docs/design.md)
+    # Times the quickest's seconds from where devices differ: equal processors of the emulated
+    # hosts varied by 30 % from second to second (docs/design.md).
+    unequal: float = 1.3
     slowest: float = 2.0  # times the best plan's seconds beyond which a plan is not widened
     shares: int = 64  # shares of rows that the fastest data index has
     plans: int = 2  # plans that are also tried on fewer devices
@@ -75,8 +70,7 @@ def _levelled(profile: Profile, slowdowns: Sequence[float]) -> Profile:
 
 
 def slowdowns_of(profile: Profile, devices: int) -> tuple[float, ...]:
-    """Seconds of each rank for what takes the quickest one; 1 of those that hardly differ from it,
-    or where nothing is known of each."""
+    """Seconds of each rank for what takes the quickest one; 1 if hardly more, or not known."""
     slowdowns = profile.relative_slowdowns
     if len(slowdowns) != devices:
         return (1.0,) * devices
@@ -119,8 +113,7 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
 
 
 def _blocks(problem: PlanningProblem, plan: Plan) -> int:
-    """How many blocks of rows may be given other sizes: 1 where a plan says their sizes, or leaves
-    out devices."""
+    """How many blocks of rows may be given other sizes; 1: the plan says them, or idles ranks."""
     if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
         return 1
     return max(x.data for x in problem.layouts(plan))
@@ -136,8 +129,7 @@ def _level_rows(costs: Sequence[_RowCost], rows: int) -> list[float]:
 def _row_costs(
     partitions: PartitionCache, plan: Plan, data: int, profile: Profile
 ) -> list[_RowCost]:
-    """Of each data index: a line through what its slowest rank computes for an equal block of the
-    rows and for a quarter of it, with the optimizer's step."""
+    """Of each data index: a line through what its slowest rank takes for a block and a quarter."""
     seconds = computing(planned_step(partitions, plan), profile)
     tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
     found = []
@@ -152,10 +144,9 @@ def _row_costs(
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     """The best few of `plans` and `data` on fewer devices, where the links between all of them, or
     slow devices among them, may cost more than they bring; `single` is one more, on the quickest
-    device where the first is slow.
-
-    plans: the best first. The numbers tried are the largest proper divisors of all, and that of
-    the quick devices where others are slow. The quickest take part, equal ones in their order."""
+    device where the first is slow. plans: the best first. The numbers tried are the largest proper
+    divisors of all, and that of the quick devices where others are slow. The quickest take part,
+    equal ones in their order."""
     slowdowns = slowdowns_of(profile, devices)
     by_speed = sorted(range(devices), key=lambda r: (slowdowns[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]

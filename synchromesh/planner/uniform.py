@@ -18,9 +18,8 @@ DIRECTIONS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class UniformPartitions:
-    """The partitions of a step under every tensor degree of K devices. They say what a group of
-    other `devices` does too, as far as the degree divides it: programs do not depend on data
-    degrees."""
+    """The partitions of a step under every tensor degree of K devices; also of a group of other
+    `devices` as far as the degree divides it: programs do not depend on data degrees."""
 
     step: Step
     devices: int
@@ -29,7 +28,6 @@ class UniformPartitions:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The tensor degrees, ascending."""
         return tuple(self.partitions)
 
     def layout(self, degree: int) -> Layout:
@@ -62,9 +60,8 @@ class UniformPartitions:
 
 
 def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
-    """The step partitioned under every tensor degree of the devices; under one degree alone where
-    parameters cannot be sharded. Components whose rows depend on each other have the degree of
-    all devices in each of them."""
+    """Partitioned under every tensor degree; under one where parameters cannot be sharded.
+    Components whose rows depend on each other have all devices in each of them."""
     problem = partitions.problem
     step, devices, count = problem.step, problem.devices, len(problem.names)
     stated = (1,) if problem.unsplittable else degrees(devices)
@@ -83,18 +80,13 @@ def degrees(devices: int) -> tuple[int, ...]:
 
 
 def payload(uniform: UniformPartitions, c: Collective, layout: Layout) -> int:
-    """Bytes of a collective of a component that has `layout`."""
     return c.payload(-(-uniform.rows // (c.data or layout.data)))
 
 
 def seconds_of(
-    uniform: UniformPartitions,
-    found: Sequence[Collective],
-    layout: Layout,
-    direction: str,
+    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, direction: str,
     profile: Profile,
-) -> float:
-    """Seconds of the collectives of one direction."""
+) -> float:  # fmt: skip
     return sum(
         collective_seconds(c.kind, pattern(c), payload(uniform, c, layout), profile)
         for c in found
@@ -105,8 +97,7 @@ def seconds_of(
 def holdings_of(
     uniform: UniformPartitions, degree: int, states: ShardStates = "none"
 ) -> Mapping[str, Holding]:
-    """Where every parameter and buffer lies under a degree, with states sharded alike in all
-    components."""
+    """Where every parameter and buffer lies under a degree, with states sharded alike in all."""
     chain, made = uniform.step.chain, uniform.partitions[degree]
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
     made = made.under([replace(c.layout, shard_states=states) for c in made.components])
@@ -116,8 +107,7 @@ def holdings_of(
 def kinds(
     uniform: UniformPartitions, degree: int, holding_of: Mapping[str, Holding]
 ) -> tuple[int, ...]:
-    """A number for each component, equal where components run equal programs, send the same and
-    own equal tensors, so that they take the same."""
+    """Equal numbers for components that take the same: equal programs, traffic, own tensors."""
     numbers: dict[object, int] = {}
     found = []
     for i, local in enumerate(uniform.partitions[degree].components):

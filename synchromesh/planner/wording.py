@@ -34,23 +34,19 @@ Forms = Mapping[Form, Mapping[int, Sequence[str]]]  # the components of each, by
 def spec_of(layout: Layout) -> LayoutSpec:
     if layout.data == 1 and layout.tensor > 1:
         return LayoutSpec("tensor", recompute=layout.recompute)
-    return LayoutSpec(
-        "hybrid", layout.tensor, states=layout.shard_states, recompute=layout.recompute
-    )
+    states, recompute = layout.shard_states, layout.recompute
+    return LayoutSpec("hybrid", layout.tensor, states=states, recompute=recompute)
 
 
 def worded(
-    names: Sequence[str],
-    layouts: Sequence[Layout],
-    modules: Mapping[str, Sequence[str]] | None = None,
-    free: Collection[str] = (),
+    names: Sequence[str], layouts: Sequence[Layout],
+    modules: Mapping[str, Sequence[str]] | None = None, free: Collection[str] = (),
     defaults: int = 3,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """A plan under which each component has its layout; equal layouts give an equal plan. Those of
-    `free` components follow from the model, so that they have none of their own in the plan.
-
-    Of the plans that begin with one of the commonest layouts, the one of fewest words. defaults:
-    how many of these are tried; chosen."""
+    `free` components follow from the model, so that they have none of their own in the plan. Of
+    the plans that begin with one of the commonest layouts, the one of fewest words. defaults: how
+    many of these are tried; chosen."""
     (devices,) = {layout.devices for layout in layouts}
     wanted = {n: x for n, x in zip(names, layouts, strict=True) if n not in free}
     count = Counter(wanted.values())
@@ -64,7 +60,6 @@ def worded(
 def _overrides(
     wanted: Mapping[str, Layout], default: Layout, paths: Mapping[str, Sequence[str]], forms: Forms
 ) -> tuple[Override, ...]:
-    """Patterns for all that is not to have the default layout."""
     found: list[Override] = []
     named: set[str] = set()
     for name, layout in wanted.items():
@@ -84,8 +79,7 @@ def _overrides(
 
 
 def _patterns(name: str, new: set[str], forms: Forms) -> list[str]:
-    """That match the name, those first that seem to match most of `new`; of as many, with fewer
-    ranges, then closer to the name."""
+    """That match the name: of most of `new` first, then with fewer ranges, then the closest."""
     found = {_literal(name): 1}
     for form, number in _forms(name):
         at, first, last = forms[form], number, number
@@ -115,15 +109,13 @@ def _forms_of(names: Iterable[str]) -> Forms:
 
 
 def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
-    """Patterns of a name and of the modules around it, with the number for which a range may
-    stand. most: numbers of a path that are generalised, each of which doubles how many patterns
-    there are."""
+    """Patterns of a name and the modules around it, with the number for which a range may stand.
+    most: numbers of a path that are generalised, each of which doubles the patterns."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if NUMBER.fullmatch(part)][:most]
     for end in range(1, len(parts) + 1):
-        ways = [
-            (p, "*", None) if i in numbers else (_literal(p),) for i, p in enumerate(parts[:end])
-        ]
+        known = enumerate(parts[:end])
+        ways = [(p, "*", None) if i in numbers else (_literal(p),) for i, p in known]
         for form in product(*ways):
             places = [i for i, part in enumerate(form) if part is None]
             if len(places) <= 1 and set(form) != {"*"}:
@@ -131,14 +123,10 @@ def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
 
 
 def _literal(name: str) -> str:
-    """A pattern that matches this name alone, and what lies inside it; `?` stands for what a
-    plan's text cannot hold."""
+    """A pattern of this name alone and what is inside; `?` for what a plan's text cannot hold."""
     pattern = re.sub(r"([*?\[@])", r"[\1]", name)
     pattern = RANGE.sub(lambda found: f"[{found[0][0]}]{found[0][1:]}", pattern)
     return "".join("?" if c in "=;" or c.isspace() or not c.isprintable() else c for c in pattern)
-
-
-# Plainer plans
 
 
 def relatives(uniform: UniformPartitions, problem: PlanningProblem, plan: Plan) -> list[Plan]:
@@ -154,8 +142,7 @@ def relatives(uniform: UniformPartitions, problem: PlanningProblem, plan: Plan) 
 
 
 def _in_runs(layouts: Sequence[Layout], uniform: UniformPartitions) -> list[Layout]:
-    """The layouts, those of components of equal programs exchanged so that equal ones follow each
-    other."""
+    """The layouts, those of equal programs exchanged so that equal ones follow each other."""
     made, alike = list(layouts), defaultdict[object, list[int]](list)
     for i in range(len(made)):
         alike[tuple(p.components[i].program for p in uniform.partitions.values())].append(i)

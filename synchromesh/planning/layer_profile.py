@@ -57,8 +57,7 @@ class LayerProfile:
 
     @property
     def rows(self) -> int | None:
-        """Rows of the minibatch, by the last linear layer: its values have 4 bytes. None: it has
-        none, or values of another size."""
+        """Rows of the minibatch, by the last linear layer (4 bytes a value); None: not known."""
         for layer in reversed(self.layers):
             match = re.search(r"\bout_features=([1-9][0-9]{0,8})\b", layer.description)
             if match:
@@ -134,7 +133,6 @@ def _layer(line: str, at: str) -> tuple[str, Layer | None]:
 
 
 def _figure(given: Mapping[str, str], name: str, at: str) -> float:
-    """The sum of a figure's numbers."""
     if name not in given:
         raise ValueError(f"{at}: {name} is missing; {_FORM}")
     try:

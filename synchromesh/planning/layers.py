@@ -19,7 +19,7 @@ catalogue. Messages are hidden behind computation as far as that lasts."""
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 from typing import Any, ClassVar
 
@@ -82,51 +82,34 @@ class LayerPlanned:
         return self.candidates[0].plan
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
-        layers = self.profile.layers
+        layers, cluster = self.profile.layers, self.cluster
+
+        def stage(s: PlannedStage, seconds: float) -> dict[str, Any]:
+            names = [layer.name for layer in layers[s.first : s.end]]
+            return {"layers": names, "devices": s.devices, "micro_batch_seconds": seconds}
+
+        candidates = [
+            {
+                "plan": str(c.plan), "step_seconds": c.seconds,
+                "memory_bytes": [m.peak for m in c.memory], "idle_share": c.idle, "gap": c.gap,
+                "stages": list(map(stage, c.stages, c.stage_seconds)),
+            }
+            for c in self.candidates
+        ]  # fmt: skip
         return {
-            "candidates": [
-                {
-                    "plan": str(c.plan),
-                    "step_seconds": c.seconds,
-                    "memory_bytes": [m.peak for m in c.memory],
-                    "idle_share": c.idle,
-                    "gap": c.gap,
-                    "stages": [
-                        {
-                            "layers": [layer.name for layer in layers[s.first : s.end]],
-                            "devices": s.devices,
-                            "micro_batch_seconds": seconds,
-                        }
-                        for s, seconds in zip(c.stages, c.stage_seconds, strict=True)
-                    ],
-                }
-                for c in self.candidates
-            ],
-            "chosen": None if self.refusal else str(self.plan),
-            "refusal": self.refusal,
-            "source": self.cluster.source,
-            "error_band": self.cluster.error_band,
-            "emulated": self.cluster.emulated,
-            "cluster": self.cluster.name,
-            "devices": len(self.cluster.ranks),
-            "rows": self.rows,
-            "planning_seconds": self.planning_seconds,
-        }
+            "candidates": candidates, "chosen": None if self.refusal else str(self.plan),
+            "refusal": self.refusal, "source": cluster.source, "error_band": cluster.error_band,
+            "emulated": cluster.emulated, "cluster": cluster.name, "devices": len(cluster.ranks),
+            "rows": self.rows, "planning_seconds": self.planning_seconds,
+        }  # fmt: skip
 
 
 def plan_layers(
-    profile: LayerProfile,
-    cluster: Cluster,
-    profiled: int,
-    rows: int | None = None,
-    memory: float | None = None,
-    headroom: str | None = None,
-) -> LayerPlanned:
-    """The plans of least step time, of one stage (`data`) and of several.
-
-    profiled: rows of the profile's minibatch. rows: of a global batch; default: the profiled ones
-    on each device. memory, headroom: as of `planning.plan`."""
+    profile: LayerProfile, cluster: Cluster, profiled: int, rows: int | None = None,
+    memory: float | None = None, headroom: str | None = None,
+) -> LayerPlanned:  # fmt: skip
+    """The quickest plans of one stage (`data`) and of several. profiled: rows of the profile's
+    minibatch. rows: of a global batch; default: the profiled ones on each device."""
     began = time.perf_counter()
     count = len(cluster.ranks)
     limits = tuple(x.usable for x in headrooms(cluster, memory, headroom))
@@ -143,14 +126,11 @@ def plan_layers(
 def _scaled(measured: Sequence[float], share: float) -> Floats:
     """Seconds of layers for a share of their rows: those that take any time are launched."""
     seconds = np.array(measured)
-    found: Floats = np.where(seconds > 0, np.maximum(share * seconds, LAUNCH_SECONDS), 0.0)
-    return found
+    return np.where(seconds > 0, np.maximum(share * seconds, LAUNCH_SECONDS), 0.0)
 
 
 @dataclass(frozen=True)
 class _Planning:
-    """A layer profile that is to be trained on a cluster."""
-
     profile: LayerProfile
     cluster: Cluster
     profiled: int
@@ -162,24 +142,16 @@ class _Planning:
 
     @cached_property
     def problem(self) -> StageProblem:
-        """Every stage, on every group that is offered."""
         devices = [device for _, device in self.cluster.ranks]
-        sizes, known = group_sizes(len(devices)), dict[int, StageCosts]()
+        sizes, count = group_sizes(len(devices)), len(self.profile.layers)
 
+        @cache
         def costs(micro_batches: int) -> StageCosts:
-            if micro_batches not in known:
-                known[micro_batches] = stage_costs(
-                    lambda size, _: self.facts(size, micro_batches),
-                    sizes,
-                    (1,),
-                    len(self.profile.layers),
-                )
-            return known[micro_batches]
+            return stage_costs(lambda size, _: self.facts(size, micro_batches), sizes, (1,), count)
 
         numbers = micro_batch_numbers(self.rows)
         rates = [device.flops.get("float32", 0.0) for device in devices]
         slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
-        count = len(self.profile.layers)
         return StageProblem(count, sizes, self.limits, slowdowns, numbers, costs)
 
     def facts(self, size: int, micro_batches: int) -> StageFacts | None:
@@ -213,11 +185,9 @@ class _Planning:
         if len(hosts) > 1:
             together = max(1, min(size, max(len(h.devices) for h in hosts)) // link.lanes)
         over = share * together * np.array(self.profile.over_cuts)
-        found: Floats = np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
-        return found
+        return np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
 
     def candidate(self, found: StagePlan) -> LayerCandidate:
-        """What was found, as a plan with its figures."""
         m, costs = found.micro_batches, self.problem.costs(found.micro_batches)
         devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0
@@ -231,8 +201,7 @@ class _Planning:
             busy += work * self.rows / self.profiled
         plan = plan_of(found, [x.name for x in layers], (1,), range(devices))
         if len(found.stages) == 1:
-            one = LayoutSpec("data" if devices > 1 else "single")
-            plan = Plan(one, micro_batches=m)
+            plan = Plan(LayoutSpec("data" if devices > 1 else "single"), micro_batches=m)
         return LayerCandidate(
             plan=plan,
             time=StepTime(
@@ -254,7 +223,6 @@ class _Planning:
         )
 
     def misfit(self) -> str:
-        """Why nothing fits."""
         layers, limit = self.profile.layers, min(self.problem.limits)
         resident = [self.RESIDENT * x.parameters for x in layers]
         held = [r + x.kept / self.profiled for r, x in zip(resident, layers, strict=True)]

@@ -61,10 +61,8 @@ class LiveSession(PlanningSession):
         return choice
 
     def reconsider(self, known: Profile, current: Plan | None = None) -> Choice:
-        """The choice from facts that are known; what is new in the best plans is measured.
-        ValueError where no plan fits.
-
-        current: the plan in force, which is priced among the candidates."""
+        """The choice from known facts; what is new in the best plans is measured. ValueError where
+        no plan fits. current: the plan in force, which is priced among the candidates."""
         choice = self.choose(known, current)
         if all(c.time is None for c in choice.candidates):
             return self._unpriced(choice)
@@ -126,9 +124,7 @@ class LiveSession(PlanningSession):
 
 class LivePlanning:
     """What was measured, chosen and predicted for the model of a trainer; a session for each of
-    its traces.
-
-    rows: of the global batches that plans are made for."""
+    its traces. rows: of the global batches that plans are made for."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, example: Any, world: World,
@@ -157,19 +153,16 @@ class LivePlanning:
         return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        """The partition of `step` under `plan`, where a plan was searched for with it."""
         return None if self._facts is None else self._facts.solved(step, plan)
 
     def choose(self, step: Step) -> Plan:
-        """The plan that is predicted to be best; measures what is not known yet."""
         self.choice = self.session(step).best()
         self._choice_rows = self.rows
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """That the plan was chosen from, it first; none where it was given, or batches have
-        another size since."""
+        """That the plan was chosen from, it first; none if it was given, or rows have changed."""
         as_chosen = self.choice is not None and self.rows == self._choice_rows
         return self.choice.candidates if self.choice is not None and as_chosen else ()
 
@@ -220,7 +213,6 @@ class LivePlanning:
         self.memory.forewarn(candidate, self.rows, given)
 
     def explained(self, step: Step) -> Choice | None:
-        """`choice` with what each component's next best layout would cost."""
         choice = self.choice
         if choice is not None and choice.chosen.time is not None and not choice.components:
             self.choice = with_runners_up(self.facts(step).partitions, choice)

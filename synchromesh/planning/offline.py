@@ -54,7 +54,6 @@ class Planned:
 
     @property
     def components(self) -> tuple[RunnerUp, ...]:
-        """Each component's layout and runner-up, where they were asked for."""
         return self.choice.components
 
     @property
@@ -76,43 +75,29 @@ class Planned:
         return "\n".join([*out, self.refusal] if self.refusal else out)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
+        facts = self.choice.profile
         return {
             **self.choice.to_dict(),
             "chosen": None if self.refusal else str(self.choice.chosen.plan),
-            "refusal": self.refusal,
-            "source": self.choice.profile.source,
-            "error_band": self.choice.profile.error_band,
-            "emulated": self.choice.profile.emulated,
-            "memory_error": MEMORY_ERROR,
-            "cluster": self.cluster.name,
-            "devices": len(self.cluster.ranks),
-            "rows": self.rows,
-        }
+            "refusal": self.refusal, "source": facts.source, "error_band": facts.error_band,
+            "emulated": facts.emulated, "memory_error": MEMORY_ERROR, "cluster": self.cluster.name,
+            "devices": len(self.cluster.ranks), "rows": self.rows,
+        }  # fmt: skip
 
 
 def certainty(profile: Profile) -> str:
-    """Where the numbers of a profile are from and what they may be off by."""
     band = f"+-{profile.error_band:.0%}" if profile.error_band else "error not stated"
     memory = f", memory +-{MEMORY_ERROR:.0%}" if profile.source == SOURCE else ""
     return f"{profile.source}, time {band}{memory}{', emulated' if profile.emulated else ''}"
 
 
 def plan(
-    model: nn.Module,
-    loss: Loss,
-    example_batch: Any,
-    *,
-    optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW,
-    cluster: Cluster | str,
-    memory: float | None = None,
-    headroom: str | None = None,
-    plans: Sequence[Plan | str] = (),
-    explained: bool = True,
-    autocast: torch.dtype | None = None,
-    carry: Start | None = None,
+    model: nn.Module, loss: Loss, example_batch: Any, *,
+    optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, cluster: Cluster | str,
+    memory: float | None = None, headroom: str | None = None, plans: Sequence[Plan | str] = (),
+    explained: bool = True, autocast: torch.dtype | None = None, carry: Start | None = None,
     say: Say = silent,
-) -> Planned:
+) -> Planned:  # fmt: skip
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
     example_batch: a global batch; of its numbers nothing but shapes and types matters.
@@ -197,8 +182,7 @@ def cluster_of(text: str) -> Cluster:
 
 
 def _opaque(step: Step, cluster: Cluster, given: Sequence[Plan]) -> Choice:
-    """The one plan of a model that could not be traced, and those that were given: there is no
-    graph to estimate."""
+    """The one plan of a model without a traced graph to estimate, and those that were given."""
     profile = Profile(
         len(cluster.ranks), source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
     )

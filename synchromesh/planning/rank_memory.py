@@ -39,8 +39,7 @@ TUNING = MemoryTuning()
 
 
 class RankMemory:
-    """limits: bytes of tensors that each rank may hold, once `limit` was called; headrooms: what
-    plans leave of them."""
+    """limits: bytes that each rank may hold, from `limit` on; headrooms: what plans leave."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, world: World, headroom: str | None, say: Say
@@ -54,7 +53,6 @@ class RankMemory:
         self._forewarned: Plan | None = None
 
     def free_bytes(self) -> int:
-        """Bytes that this rank may still use."""
         return free_bytes(self._share, self.world.device)
 
     def limit(self) -> None:
@@ -69,9 +67,8 @@ class RankMemory:
         self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]
 
     def relieve(self, steps: int) -> None:
-        """After so many steps: where this process has taken most of its memory, large tensors
-        from now on come without holes, and what is free on the heap goes back to the system
-        (`engine/heap.py`)."""
+        """After so many steps: where this process has taken most of its memory, large tensors come
+        without holes from now on, and the heap gives back what is free (`engine/heap.py`)."""
         if self.world.device.type != "cpu" or (not self._short and steps % TUNING.seldom):
             return
         if process_bytes() > TUNING.short * self._share:
@@ -117,8 +114,7 @@ class RankMemory:
 
 
 def memory_share(world: World) -> int:
-    """Bytes of its device that each rank may use: those of a host's memory are divided over its
-    ranks (`Machine.sharers`). All ranks call alike."""
+    """Bytes of its device that each rank may use: a host's are divided. All ranks call alike."""
     mine = machine_of(world.rank, world.device)
     machines = [Machine.from_dict(m) for m in world.everyone.all_gather_json(mine.to_dict())]
     return mine.memory_bytes // mine.sharers(machines)

@@ -1,10 +1,4 @@
-"""A planning session: what is asked of a problem and its facts, measured or estimated alike.
-
-survey      the facts that searches need
-choose      the best plan
-cut         a plan with the cuts that it leaves open
-predict     what a given plan takes
-quickest    of several given plans"""
+"""A planning session: what is asked of a problem and its facts, measured or estimated alike."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,25 +13,19 @@ from synchromesh.values.profile import Profile
 
 
 class PlanningSession:
-    """The questions about the plans of a problem. `known`: facts to begin with, of which what is
-    missing is added. Where several ranks have the facts, all call alike."""
+    """Questions about the plans of a problem; `known` facts are added to. All ranks call alike."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.partitions = facts, facts.partitions
         self.problem = facts.partitions.problem
 
     def survey(self, known: Profile | None = None) -> Profile:
-        """The facts of every tensor degree, and of what moves between them."""
         return survey(self.facts, known)
 
     def choose(
-        self,
-        known: Profile,
-        current: Plan | None = None,
-        given: Sequence[Candidate] = (),
+        self, known: Profile, current: Plan | None = None, given: Sequence[Candidate] = (),
         explained: bool = False,
-    ) -> Choice:
-        """The choice by a survey's profile; see `decide`."""
+    ) -> Choice:  # fmt: skip
         return decide(self.facts, known, current, explained, given)
 
     def refusal(self, choice: Choice) -> str:
@@ -79,8 +67,7 @@ class PlanningSession:
 
 
 def quickest(candidates: Iterable[Candidate]) -> Candidate:
-    """The one of least predicted time among those that fit; one that does not, with the reason,
-    where none does."""
+    """The quickest by prediction of those that fit; if none does, one with its reason."""
     return min(candidates, key=lambda c: (not c.fits or c.time is None, c.seconds))
 
 

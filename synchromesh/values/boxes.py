@@ -1,9 +1,5 @@
 """Boxes: the parts of a tensor that ranks have, and the copies that give them other parts.
 
-What is cut and who needs what are questions about boxes everywhere: in an exchange between two
-layouts (`values/exchange.py`), in a switch of plans, in a checkpoint's files, and in the prices of
-the first two. All ask here.
-
 A rank's local tensor is its boxes one after the other along the one dimension in which they differ
 (`place`, `local_shape`): rank 1 of 2 has rows 2-3 and 6-7 of a tensor of two segments as a local
 tensor of 4 rows.

@@ -29,15 +29,7 @@ Seconds = Annotated[float, Within(0, 3600.0)]  # of a message
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 
 
-@dataclass(frozen=True)
-class ClusterLimits:
-    """The most that figures of a cluster may be: beyond, their arithmetic overflows."""
-
-    bytes: float = 1e18  # of a device's memory
-    rate: float = 1e24  # bytes or operations per second
-
-
-LIMITS = ClusterLimits()
+MOST_RATE = 1e24  # bytes or operations a second: beyond, their arithmetic overflows
 
 
 @dataclass(frozen=True)
@@ -74,11 +66,11 @@ class Link:
 
     a: str
     b: str
-    bytes_per_second: Annotated[float, Within(1, LIMITS.rate)]
+    bytes_per_second: Annotated[float, Within(1, MOST_RATE)]
     latency_seconds: Seconds = 0.0
     kind: str = ""  # nvlink, pcie, ethernet, infiniband, efa, loopback; for people alone
     start_seconds: Seconds = 0.0
-    switch_bytes_per_second: Annotated[float, Within(0, LIMITS.rate)] = 0.0
+    switch_bytes_per_second: Annotated[float, Within(0, MOST_RATE)] = 0.0
     lanes: Annotated[int, Within(1, 2**40)] = 1
 
     def seconds(self, size: int) -> float:
@@ -91,11 +83,10 @@ ANY = "*"  # the ends of a link that stands for every pair not listed
 
 @dataclass(frozen=True)
 class Cluster(document.Document):
-    """Hosts and links with where the figures come from.
-
-    inside, network: the link between the devices of a host, and between two hosts, for those that
-    `links` leaves out; their own ends are `ANY`. Links are kept in order and without those that
-    say what `inside` and `network` say, so that equal clusters compare equal."""
+    """Hosts and links with where the figures come from. inside, network: the link between the
+    devices of a host, and between two hosts, for those that `links` leaves out; their own ends are
+    `ANY`. Links are kept in order and without those that say what `inside` and `network` say, so
+    that equal clusters compare equal."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -179,7 +170,6 @@ class Cluster(document.Document):
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cluster") -> "Cluster":
-        """The cluster that `to_dict` described. ValueError with the path and key at fault."""
         keys = tuple(f.name for f in fields(cls))
         item = document.mapping(value, name, keys, ("name", "hosts"))
         hosts = enumerate(document.sequence(item["hosts"], f"{name}: hosts"))
@@ -192,12 +182,9 @@ class Cluster(document.Document):
             "source": document.text(item.get("source", "measured"), f"{name}: source"),
             "date": document.text(item.get("date", ""), f"{name}: date"),
             "error_band": document.number(item.get("error_band", 0.0), f"{name}: error_band"),
-            **{
-                end: _figures(ANY, ANY, item[end], f"{name}: {end}")
-                for end in ("inside", "network")
-                if end in item
-            },
         }
+        for end in sorted({"inside", "network"} & item.keys()):
+            values[end] = _figures(ANY, ANY, item[end], f"{name}: {end}")
         with document.at(name):
             return cls(**values)
 
@@ -225,12 +212,8 @@ FIGURES = tuple(f.name for f in fields(Link) if f.name not in ("a", "b"))  # of 
 
 def _link_dict(link: Link) -> dict[str, Any]:
     needed = ("bytes_per_second", "latency_seconds")
-    rest = {f.name: f.default for f in fields(Link) if f.name in FIGURES}
-    return {
-        name: getattr(link, name)
-        for name in FIGURES
-        if name in needed or getattr(link, name) != rest[name]
-    }
+    figures = ((f, getattr(link, f.name)) for f in fields(Link) if f.name in FIGURES)
+    return {f.name: x for f, x in figures if f.name in needed or x != f.default}
 
 
 def _host(value: Any, path: str) -> Host:
@@ -249,7 +232,7 @@ def _devices(value: Any, path: str) -> list[Device]:
     speed = item.get("bytes_per_second", 0.0)
     device = Device(
         document.text(item["kind"], f"{path}.kind"),
-        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1, LIMITS.bytes)),
+        int(document.number(item["memory_bytes"], f"{path}.memory_bytes", 1, 1e18)),
         {k: _rate(v, f"{path}.flops.{k}") for k, v in rates.items()},
         _rate(speed, f"{path}.bytes_per_second") if speed != 0 else 0.0,
     )
@@ -257,7 +240,7 @@ def _devices(value: Any, path: str) -> list[Device]:
 
 
 def _rate(value: Any, path: str) -> float:
-    return document.number(value, path, 1, LIMITS.rate)
+    return document.number(value, path, 1, MOST_RATE)
 
 
 def _link(value: Any, path: str) -> Link:
@@ -270,6 +253,5 @@ def _link(value: Any, path: str) -> Link:
 
 
 def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
-    """The link from `a` to `b` with the figures of a mapping."""
     known = document.mapping(item, path, FIGURES, ("bytes_per_second",))
     return of_plain(Link, {**known, "a": a, "b": b}, path)

@@ -1,5 +1,4 @@
-"""A component, a named part of the training step; a chain, all of them in order with the edges
-between."""
+"""A component, a named part of the training step; a chain, all of them in order with edges."""
 
 from dataclasses import dataclass
 from math import prod
@@ -27,8 +26,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the step. `shape` is that of one batch row: `segments x inner` stands at
-    `rows.dim`."""
+    """`shape` is that of one batch row: `segments x inner` stands at `rows.dim`."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +39,6 @@ class Value:
         return ITEM_BYTES[self.dtype]
 
     def bytes(self, rows: int) -> int:
-        """Bytes of the value for a batch of `rows` rows."""
         times = rows**self.rows.power if self.rows else 1
         return prod(self.shape) * ITEM_BYTES[self.dtype] * times
 
@@ -63,8 +60,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Component:
-    """A named part of the step: its parameters and buffers, and a key that equal structures
-    share."""
+    """A named part of the step; `structure` is a key that equal structures share."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -88,8 +84,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Chain:
-    """The components of a training step in the order in which they run, and every edge between
-    them."""
+    """The components of a training step in the order in which they run, and every edge."""
 
     components: tuple[Component, ...]
     edges: tuple[Edge, ...] = ()

@@ -16,10 +16,8 @@ from synchromesh.values.fields import Within, of_plain, to_plain
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds over a size: measured points, straight lines between and beyond them.
-
-    points: (size, seconds), sizes ascending. One point alone is a line through the origin. Bytes
-    over rows are such curves too."""
+    """Seconds over a size: straight lines between and beyond measured points (size, seconds), in
+    ascending order; one point alone is a line through the origin. Also bytes over rows."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -33,9 +31,8 @@ class Curve:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
-        """The curve through `points`, made non-decreasing: more takes no less time.
-
-        Of several points of one size the highest counts."""
+        """The curve through `points`, made non-decreasing: more takes no less time. Of several
+        points of one size the highest counts."""
         heights: dict[float, float] = {}
         highest = 0.0
         for x, y in sorted(points):
@@ -116,9 +113,7 @@ class Memory:
 @dataclass(frozen=True)
 class Compute:
     """One local program: seconds over rows, forward and backward, of each rank; its memory.
-
-    spread: the largest distance of a timed block from the median of its blocks, over that median.
-    """
+    spread: the largest distance of a timed block from the median of all, over that median."""
 
     forward: tuple[Curve, ...]
     backward: tuple[Curve, ...]
@@ -143,34 +138,26 @@ class Compute:
         return self.forward[at](rows), self.backward[at](rows)
 
     def joined(self, other: "Compute") -> "Compute":
-        """What was measured at further rows besides."""
-
         def curves(old: tuple[Curve, ...], new: tuple[Curve, ...]) -> tuple[Curve, ...]:
             return tuple(a.joined(b) for a, b in zip(old, new, strict=True))
 
         m, n = self.memory, other.memory
         memory = replace(
-            n,
-            kept=m.kept.joined(n.kept),
-            forward=m.forward.joined(n.forward),
-            backward=m.backward.joined(n.backward),
-            staying=m.staying.joined(n.staying),
-        )
+            n, kept=m.kept.joined(n.kept), forward=m.forward.joined(n.forward),
+            backward=m.backward.joined(n.backward), staying=m.staying.joined(n.staying),
+        )  # fmt: skip
         return Compute(
-            curves(self.forward, other.forward),
-            curves(self.backward, other.backward),
-            memory,
+            curves(self.forward, other.forward), curves(self.backward, other.backward), memory,
             max(self.spread, other.spread),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BurstSpeed:
     """What a device does after a pause: it computes `speed` times as fast until it has done
-    `credit` seconds of work more than at its lasting speed.
-
-    A CPU quota gives a host a whole period's share at once; processors raise their clock for a
-    while. 1 and 0 where there is no such thing. Waiting earns credit back, a second a second."""
+    `credit` seconds of work more than at its lasting speed. A CPU quota gives a host a whole
+    period's share at once; processors raise their clock for a while. 1 and 0 where there is no
+    such thing. Waiting earns credit back, a second a second."""
 
     speed: float = 1.0
     credit: float = 0.0
@@ -182,9 +169,8 @@ class BurstSpeed:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """How processors share time where they are not a rank's own: the mean burst of all ranks; of
-    each rank the seconds that pass in a second of the clock that programs are timed with (none:
-    1)."""
+    """How processors share time that are not a rank's own: the mean burst of all ranks; of each
+    the seconds that pass in a second of the clock that programs are timed with (none: 1)."""
 
     KEYS: ClassVar[tuple[str, str]] = ("sprint", "pace")  # of the JSON form; users have such files
 

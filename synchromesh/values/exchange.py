@@ -76,8 +76,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Route:
-    """What `sender` sends to `receiver`: parts, by their place in the one's and the other's along
-    the dimensions that are cut."""
+    """What is sent: parts, by their place along the cut dimensions in the one and the other."""
 
     sender: int
     receiver: int
@@ -163,13 +162,11 @@ class Change:
         return tuple(route for route in self.routes if route.sender not in cut)
 
     def _all_of(self, side: Side, position: int) -> Slices:
-        """All that a position of a side has, along the dimensions that are cut."""
         boxes = side.boxes(position, self._dims)
         return tuple((0, n) for n in local_shape(boxes, len(self.cut)))
 
     @property
     def partial(self) -> bool:
-        """Whether what arrives is added up."""
         return "P" in (self.source.placement.kind, self.target.placement.kind)
 
     def shape(self, one: Sequence[int], position: int) -> list[int]:
@@ -183,18 +180,13 @@ class Change:
         return shape
 
     def lengths(self, shape: Sequence[int], slices: Slices) -> list[int]:
-        """The shape of a part of a tensor of `shape`."""
         of = {dim: length for dim, (_, length) in zip(self.cut, slices, strict=True)}
         return [of.get(d, length) for d, length in enumerate(shape)]
 
     def sent_entries(self, one: Sequence[int], position: int) -> int:
         """How many entries a position sends to others. one: the shape of a row."""
-        return sum(
-            prod(self.lengths(one, to))
-            for r in self.routes
-            if r.sender == position != r.receiver
-            for _, to in r.parts
-        )
+        sent = (r for r in self.routes if r.sender == position != r.receiver)
+        return sum(prod(self.lengths(one, to)) for r in sent for _, to in r.parts)
 
 
 # What a placement means for the value and for its gradient
@@ -203,7 +195,6 @@ _GRADIENT = {"R": REPLICATED, "r": PARTIAL, "P": REPLICATED}
 
 
 def shape_rows_first(value: Value) -> tuple[int, ...]:
-    """The shape of one row of `value` with rows first."""
     rows, shape = value.rows, value.shape
     assert rows is not None, f"{value.name} has no rows"
     return (1, *shape[: rows.dim], rows.segments, rows.inner, *shape[rows.dim + 1 :])
@@ -236,9 +227,8 @@ def with_stand_ins(rows: Ranges) -> Ranges:
 
 
 def copies(source: Layout, target: Layout, gradient: bool) -> list[tuple[int, int]]:
-    """(sender, receiver) of a value without rows from `source` to `target`, or of its gradient
-    back. Data index j of the target is served by j mod data of the source, which adds up the
-    gradients of all that it serves: the sum over its data ranks is that over the target's."""
+    """(sender, receiver) of a value without rows, or of its gradient back. Data index j of the
+    target is served by j mod data of the source, which adds up the gradients of all it serves."""
     pairs = []
     for j in range(target.data):
         there = target.first + j * target.tensor
@@ -285,24 +275,19 @@ class Exchange:
 
     @cached_property
     def made(self) -> Border:
-        """The form in which it is there."""
         return border(self.value.name, self.source, self.have)
 
     @cached_property
     def read(self) -> Border:
-        """The form in which it is wanted."""
         return border(self.value.name, self.target, self.want)
 
     @cached_property
     def crosses(self) -> bool:
-        """Whether it goes to the ranks of another stage."""
         return self.source.positions != self.target.positions
 
     def change(self, ranges: Callable[[int], Ranges], gradient: bool) -> Change:
-        """From side to side of the value, or of its gradient, which goes the other way.
-
-        ranges: the rows of each data index, by data degree. A rank of another stage that has no
-        rows gets one that is not its own, to run on (engine/absent.py)."""
+        """Of the value, or of its gradient back. ranges: rows of each data index, by data degree;
+        a rank of another stage without rows gets one that is not its own (engine/absent.py)."""
         known = gradient, ranges(self.source.data), ranges(self.target.data)
         if known not in self._changes:
             self._changes[known] = self._change(*known)
@@ -320,7 +305,6 @@ class Exchange:
         return Change(read, made) if gradient else Change(made, read)
 
     def copies(self, gradient: bool) -> list[tuple[int, int]]:
-        """(sender, receiver) of a value without rows, or of its gradient, between stages."""
         return copies(self.source, self.target, gradient)
 
     def sent_bytes(self, ranges: Callable[[int], Ranges], gradient: bool, position: int) -> int:
@@ -331,5 +315,4 @@ class Exchange:
         change, one = self.change(ranges, gradient), shape_rows_first(self.value)
         if position not in change.source.layout.positions:
             return 0
-        entries = change.sent_entries(one, position)
-        return entries * self.value.item_bytes
+        return change.sent_entries(one, position) * self.value.item_bytes

@@ -75,8 +75,7 @@ def _traced(error: BaseException) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line: its class, the first line of its words, and those of the error that
-    it was raised from at last."""
+    """In one line its class, the first line of its words, and those of what it was raised from."""
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
@@ -105,9 +104,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """`text` with control characters escaped, so that a name cannot steer the terminal.
-
-    Newlines are kept where the text has `lines`; tabs are kept always."""
+    """Control characters are escaped, but for tabs, and newlines where the text has `lines`."""
     kept = "\n\t" if lines else "\t"
     return "".join(
         c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii")
@@ -116,9 +113,8 @@ def printable(text: str, lines: bool = False) -> str:
 
 
 def near(text: str, known: Iterable[str], brackets: bool = False) -> str:
-    """`; did you mean 'x' or 'y'` where known names resemble `text`, else nothing.
-
-    In `brackets` it reads ` (did you mean x or y?)`, for sentences that go on after it."""
+    """`; did you mean 'x' or 'y'` where known names resemble `text`, else nothing. In `brackets`
+    it reads ` (did you mean x or y?)`, for sentences that go on after it."""
     if brackets:
         names = difflib.get_close_matches(text, list(known), n=2, cutoff=0.6)
         return f" (did you mean {' or '.join(names)}?)" if names else ""

@@ -27,8 +27,6 @@ class Within:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that a mapping may have."""
-
     names: tuple[str, ...]
 
 

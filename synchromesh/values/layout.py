@@ -20,8 +20,7 @@ STATES: tuple[ShardStates, ...] = get_args(ShardStates)
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation; the
-    first position of the stage."""
+    """Degrees; states sharded over data ranks; recomputation; the stage's first position."""
 
     data: int = 1
     tensor: int = 1
@@ -49,8 +48,7 @@ class Layout:
 
     @property
     def mesh(self) -> "Layout":
-        """The degrees and the positions alone: layouts of one mesh have the same rows on the same
-        ranks, and the same groups."""
+        """Degrees and positions alone: equal meshes have the same rows and groups on each rank."""
         return Layout(self.data, self.tensor, first=self.first)
 
     @property
@@ -76,8 +74,7 @@ class Layout:
 
 
 def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
-    """How the rows of a batch lie on the devices of each stage: by the largest data degree of the
-    components there."""
+    """How a batch's rows lie on each stage's devices: by the largest data degree there."""
     finest: dict[range, Layout] = {}
     for layout in layouts:
         known = finest.get(layout.positions)
@@ -87,7 +84,6 @@ def leaf_layouts(layouts: Iterable[Layout]) -> dict[range, Layout]:
 
 
 def leaf_layout_at(leaves: Mapping[range, Layout], position: int) -> Layout:
-    """How the rows of a batch lie on the devices of a position's stage."""
     return next(layout for positions, layout in leaves.items() if position in positions)
 
 
@@ -103,9 +99,6 @@ def stages_of(layouts: Sequence[Layout]) -> tuple[range, ...]:
     are one stage; devices that come again have several.
 
         first    0  0 | 2  2 | 0 | 2           stages  0:2  2:4  4:5  5:6"""
-    starts = [
-        i
-        for i, layout in enumerate(layouts)
-        if i == 0 or layout.positions != layouts[i - 1].positions
-    ]
+    at = [layout.positions for layout in layouts]
+    starts = [i for i in range(len(at)) if i == 0 or at[i] != at[i - 1]]
     return tuple(map(range, starts, [*starts[1:], len(layouts)]))

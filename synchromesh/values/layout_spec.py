@@ -17,7 +17,7 @@ to 3); `recompute=yes` computes activations again in the backward pass. Specs ar
 `hybrid:tensor=1` is `data`, `data:states=optimizer` and `sharded-data:states=optimizer` are
 `zero1`, `hybrid:stages=2,tensor=2` is `pipeline:stages=2,tensor=2`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from synchromesh.values.fault import near
@@ -126,9 +126,7 @@ class LayoutSpec:
             return self
         if self.tensor is None and self.data is None:
             return LayoutSpec("data", states=self.states, recompute=self.recompute)
-        return LayoutSpec(
-            "hybrid", self.tensor, self.data, None, None, self.states, self.recompute
-        )
+        return replace(self, name="hybrid", stages=None, microbatches=None)
 
     @classmethod
     def parse(cls, text: str) -> "LayoutSpec":

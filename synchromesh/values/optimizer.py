@@ -67,8 +67,7 @@ def refuse_unusable(optimizer: Optimizer) -> None:
 
 
 def coupled(optimizer: Optimizer) -> str:
-    """Why no parameter of this optimizer may lie in pieces; nothing where they may, or where that
-    is not known."""
+    """Why no parameter of it may lie in pieces; nothing where they may, or it is not known."""
     kind = type(optimizer)
     for name in (k.__name__.lower() for k in kind.__mro__):
         if name in COUPLED:
@@ -85,7 +84,6 @@ def coupled(optimizer: Optimizer) -> str:
 
 
 def elementwise(optimizer: Optimizer) -> bool:
-    """Whether its step is one of torch's that are known to be elementwise."""
     kind: Any = type(optimizer)
     known = [getattr(torch.optim, name) for name in ELEMENTWISE]
     return any(issubclass(kind, k) and kind.step is k.step for k in known)
@@ -123,8 +121,7 @@ def _stepped(optimizer: Optimizer, values: Iterable[Tensor]) -> Tensor:
 
 
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
-    """An optimizer of the same class over `parameters`, with the settings of the first group; its
-    steps leave the original as it is."""
+    """One of the same class with the settings of the first group, independent of the original."""
     stays: dict[int, Any] = {id(p): p for g in optimizer.param_groups for p in g["params"]}
     stays[id(optimizer)] = optimizer
 

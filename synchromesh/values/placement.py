@@ -27,8 +27,7 @@ Kind = Literal["R", "r", "P", "S"]
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """A state on the tensor axis; `dim` (never negative), `segments` and `unit` mean something
-    for S only."""
+    """A state on the tensor axis; `dim` (never negative), `segments` and `unit` are of S only."""
 
     kind: Kind
     dim: int = 0
@@ -45,7 +44,6 @@ class Placement:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank has a part of the value."""
         return self.kind == "S"
 
     def at(self, dim: int) -> "Placement":
@@ -53,17 +51,14 @@ class Placement:
         return replace(self, dim=dim)
 
     def units(self, length: int) -> int:
-        """How many units each segment of a dimension of `length` entries has; 0: no whole
-        number."""
+        """Units in each segment of a dimension of `length` entries; 0: no whole number."""
         return 0 if length % (self.segments * self.unit) else length // self.segments // self.unit
 
     def even(self, length: int, size: int) -> bool:
-        """Whether all of `size` ranks have equally many of a dimension's `length` entries."""
         return self.units(length) % size == 0
 
     def fits(self, shape: tuple[int, ...], size: int) -> bool:
-        """Whether a tensor of `shape` can be placed so over `size` ranks, and no plainer form says
-        the same."""
+        """Whether a `shape` can be placed so over `size` ranks, and no plainer form says that."""
         if self.kind != "S" or size == 1:
             return True
         if self.dim >= len(shape):
@@ -72,15 +67,13 @@ class Placement:
         return self.unit == 1 if count and count % size == 0 else count > 1
 
     def share(self, length: int, size: int, index: int) -> tuple[int, int]:
-        """[start, stop) of rank `index` of `size` within each segment of a dimension of `length`
-        entries."""
+        """[start, stop) of rank `index` of `size` within each segment of `length` entries."""
         each, more = divmod(self.units(length), size)
         start = index * each + min(index, more)
         return start * self.unit, (start + each + (index < more)) * self.unit
 
     def local_shape(self, shape: tuple[int, ...], size: int, index: int = 0) -> tuple[int, ...]:
-        """Shape of the part of rank `index` of a tensor of global `shape`: of the first rank the
-        largest."""
+        """Shape of a rank's part of a tensor of `shape`; the first rank's is the largest."""
         if self.kind != "S":
             return tuple(shape)
         assert self.units(shape[self.dim]), f"{self} of {shape}"
@@ -88,16 +81,14 @@ class Placement:
         return (*shape[: self.dim], self.segments * (stop - start), *shape[self.dim + 1 :])
 
     def padded_bytes(self, bytes_: int, shape: tuple[int, ...], size: int) -> int:
-        """Bytes of the tensor if every rank had as much of its `bytes_` as the first one: what
-        gathering and scattering it moves."""
+        """Bytes that gathering or scattering moves: as if every rank had as much as the first."""
         if self.kind != "S" or self.even(shape[self.dim], size):
             return bytes_
         largest = self.local_shape(shape, size)[self.dim]
         return bytes_ // shape[self.dim] * largest * size
 
     def boxes(self, shape: tuple[int, ...], size: int, index: int) -> tuple[Box, ...]:
-        """The boxes of the tensor of global `shape` that rank `index` of `size` holds, in local
-        order."""
+        """The boxes of a tensor of global `shape` that rank `index` has, in local order."""
         full = full_box(shape)
         if self.kind != "S":
             return (full,)
@@ -117,8 +108,7 @@ def shard(dim: int, segments: int = 1, unit: int = 1) -> Placement:
 
 
 def shard_units(length: int, size: int, dim: int, segments: int, unit: int) -> Placement:
-    """S(dim, segments, unit) of a dimension of `length` entries, in its plainest form over `size`
-    ranks."""
+    """S(dim, segments, unit) of `length` entries over `size` ranks, in its plainest form."""
     placement = shard(dim, segments, unit)
     return shard(dim, segments) if placement.even(length, size) else placement
 

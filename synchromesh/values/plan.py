@@ -35,19 +35,7 @@ from typing import Any
 from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.plan_item import (
-    EVERY_STEP,
-    SCHEDULES,
-    SETTINGS,
-    Override,
-    Stage,
-    around,
-    matches,
-    show_numbers,
-    stage_faults,
-    stage_starts,
-    unmatched,
-)
+from synchromesh.values.plan_item import EVERY_STEP, SCHEDULES, SETTINGS, Override, Stage
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
 
@@ -83,12 +71,13 @@ class Plan(document.Document):
         """What is wrong with the ranks of stages, or with their order."""
         if self.stages and (self.ranks is not None or (self.default.stages or 1) > 1):
             return "stages with their own ranks exclude @ranks and pipeline:stages=N"
-        if faults := stage_faults(self.stages):
+        if faults := plan_item.stage_faults(self.stages):
             return "; ".join(faults)
         order = self.ranks or self._stage_ranks()
         wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST.degree for r in order)
         if self.ranks == () or wrong:
-            return f"ranks={show_numbers(order)}: each rank once, none negative, at least one"
+            ranks = plan_item.show_numbers(order)
+            return f"ranks={ranks}: each rank once, none negative, at least one"
         return ""
 
     def _join_micro_batches(self) -> None:
@@ -104,8 +93,6 @@ class Plan(document.Document):
         number = max(stated, default=1)
         object.__setattr__(self, "default", replace(self.default, microbatches=number))
         object.__setattr__(self, "micro_batches", number)
-
-    # The text form
 
     @classmethod
     def parse(cls, text: str) -> "Plan":
@@ -138,19 +125,15 @@ class Plan(document.Document):
 
     @property
     def words(self) -> int:
-        """Names and values in the text, but for @pieces: how a plan that can be interleaved runs
-        is no part of what must be read to know it."""
+        """Names and values in the text but for @pieces, which need not be read to know a plan."""
         return len(re.findall(r"[^;=:,/\s]+", str(replace(self, pieces=None))))
-
-    # The JSON and YAML forms
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, texts and numbers, one key per field that differs from its default."""
         out: dict[str, Any] = {"default": str(self.default)}
         if self.overrides:
-            out["overrides"] = [
-                {"pattern": o.pattern, "word": str(o.spec)} for o in self.overrides
-            ]
+            items = self.overrides
+            out["overrides"] = [{"pattern": o.pattern, "word": str(o.spec)} for o in items]
         if self.stages:
             out["stages"] = [{"ranks": list(s.ranks), "first": s.first} for s in self.stages]
         for name in SETTINGS[1:]:
@@ -163,27 +146,20 @@ class Plan(document.Document):
     def from_dict(cls, value: Any, name: str = "plan") -> "Plan":
         """The plan that `to_dict` described. ValueError with the path and key at fault."""
         known = document.mapping(value, name, ("default", "overrides", *SETTINGS), ("default",))
-        given: dict[str, Any] = {}
-        for key, item in known.items():
-            given[key] = plan_item.read_field(key, item, f"{name}: {key}")
+        given = {k: plan_item.read_field(k, v, f"{name}: {k}") for k, v in known.items()}
         with document.at(name):
             return cls(**given)
 
-    # What it means on a number of devices, for a model
-
     @property
     def automatic(self) -> bool:
-        """Whether the planner is to find the plan: `auto` alone."""
         return self == Plan(LayoutSpec("auto"))
 
     @property
     def specs(self) -> tuple[LayoutSpec, ...]:
-        """The default, then the overrides'."""
         return self.default, *(o.spec for o in self.overrides)
 
     @property
     def stage_count(self) -> int:
-        """Pipeline stages, at least one."""
         return len(self.stages) or self.default.stages or 1
 
     @property
@@ -200,7 +176,7 @@ class Plan(document.Document):
         beyond = sorted(r for r in order if r >= world)
         if beyond:
             raise ValueError(
-                f"the plan names rank {show_numbers(beyond)}, "
+                f"the plan names rank {plan_item.show_numbers(beyond)}, "
                 f"but there are {world} ranks (0 to {world - 1})"
             )
         return order[:1] if self.default.name == "single" and not self.stages else order
@@ -230,12 +206,11 @@ class Plan(document.Document):
     def layouts(
         self, names: Sequence[str], world: int, modules: Mapping[str, Sequence[str]] | None = None
     ) -> tuple[Layout, ...]:
-        """The layout of each component in `names`; `modules` are the module paths inside each.
-
-        All faults at once: patterns that match nothing, degrees that do not multiply to the
-        devices, shares of rows that do not fit the largest data degree."""
+        """The layout of each component in `names`; `modules` are the module paths inside each. All
+        faults at once: patterns that match nothing, degrees that do not multiply to the devices,
+        shares of rows that do not fit the largest data degree."""
         inside = modules or {}
-        paths = {name: (name, *around(name), *inside.get(name, ())) for name in names}
+        paths = {name: (name, *plan_item.around(name), *inside.get(name, ())) for name in names}
         groups = self._groups(names, paths, world)
         specs, faults = self._specs(paths)
         layouts: list[Layout] = []
@@ -256,11 +231,15 @@ class Plan(document.Document):
         specs, faults = dict.fromkeys(paths, self.default), []
         for override in self.overrides:
             pattern = override.pattern
-            hits = [n for n, where in paths.items() if any(matches(pattern, p) for p in where)]
+            hits = [
+                n
+                for n, where in paths.items()
+                if any(plan_item.matches(pattern, p) for p in where)
+            ]
             specs.update(dict.fromkeys(hits, override.spec))
             if not hits:
                 known = list(dict.fromkeys(path for where in paths.values() for path in where))
-                faults.append(unmatched(pattern, list(paths), known))
+                faults.append(plan_item.unmatched(pattern, list(paths), known))
         return specs, faults
 
     def _fault_of_all(self, layouts: Sequence[Layout], world: int) -> str:
@@ -274,7 +253,7 @@ class Plan(document.Document):
         largest = max((layout.data for layout in layouts), default=1)
         if self.rows is not None and len(self.rows) != largest:
             return (
-                f"@rows has {len(self.rows)} shares ({show_numbers(self.rows)}), "
+                f"@rows has {len(self.rows)} shares ({plan_item.show_numbers(self.rows)}), "
                 f"but the largest data degree is {largest}"
             )
         return ""
@@ -282,14 +261,13 @@ class Plan(document.Document):
     def _groups(
         self, names: Sequence[str], paths: Mapping[str, Sequence[str]], world: int
     ) -> dict[str, range]:
-        """The positions of each component's stage."""
         order = self.devices(world)
         if not self.stages:
             self.check_components(len(names))
             if self.open_cuts:
                 raise ValueError(f"{self.default} does not say where stages begin: `cut` it first")
             return dict.fromkeys(names, range(len(order)))
-        starts = stage_starts(self.stages, paths)
+        starts = plan_item.stage_starts(self.stages, paths)
         groups = {}
         for stage, start, end in zip(self.stages, starts, [*starts[1:], len(names)], strict=True):
             first = order.index(stage.ranks[0])
@@ -298,10 +276,8 @@ class Plan(document.Document):
         return groups
 
     def cuts(self, module_names: Sequence[str]) -> tuple[str, ...]:
-        """The module paths that patterns name, for the trace to cut there.
-
-        Of the modules that one pattern matches, the outermost: `encoder.*` names the children of
-        the encoder, not everything below them."""
+        """The module paths that patterns name, for the trace to cut there: the outermost of those
+        that one matches (`encoder.*` names the children of the encoder, not all below them)."""
         patterns = [o.pattern for o in self.overrides] + [s.first for s in self.stages]
         named = set().union(*(_outermost(pattern, module_names) for pattern in patterns))
         return tuple(n for n in module_names if n in named)
@@ -319,8 +295,7 @@ class Plan(document.Document):
         return tuple(pairwise(ends))
 
     def check_components(self, count: int, why: str = "") -> None:
-        """ValueError where a model of `count` components has fewer than there are stages; why:
-        the reason for so few."""
+        """ValueError where `count` components are fewer than the stages; why: the reason."""
         if self.stage_count > count:
             raise ValueError(
                 f"{self.default}: {self.stage_count} stages, but the model has {count} "
@@ -329,8 +304,7 @@ class Plan(document.Document):
             )
 
     def check_rows(self, rows: int) -> None:
-        """ValueError where global batches of `rows` rows are not those of @global_batch, or too
-        small for the micro-batches."""
+        """ValueError where `rows` are not those of @global_batch, or too few to be cut."""
         if self.global_batch not in (None, rows):
             raise ValueError(
                 f"plan {str(self)!r}: @global_batch={self.global_batch}, but the global batch has "
@@ -389,8 +363,8 @@ class Plan(document.Document):
 
 def _outermost(pattern: str, module_names: Sequence[str]) -> set[str]:
     """The modules that a pattern matches and that are inside of no other such one."""
-    hits = {n for n in module_names if n and matches(pattern, n)}
-    return {n for n in hits if hits.isdisjoint(around(n))}
+    hits = {n for n in module_names if n and plan_item.matches(pattern, n)}
+    return {n for n in hits if hits.isdisjoint(plan_item.around(n))}
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan)}

@@ -51,8 +51,7 @@ class Override:
 
 @dataclass(frozen=True)
 class Stage:
-    """Neighbouring components on their own ranks: from the component `first`, or the one that
-    begins with that module, up to the next stage's."""
+    """Neighbouring components on their own ranks, from `first`, a component or a module, on."""
 
     ranks: tuple[Annotated[int, Within(0, MOST.degree)], ...]
     first: str
@@ -69,8 +68,7 @@ class Stage:
 
 
 def stage_faults(stages: Sequence[Stage]) -> list[str]:
-    """What is wrong with the ranks of stages: those that come again are the same in the same
-    order, and neighbours have different ones."""
+    """What is wrong with ranks: returning ones come alike, neighbours have different ones."""
     faults = []
     for i, stage in enumerate(stages):
         for other in stages[:i]:
@@ -93,17 +91,14 @@ def around(path: str) -> list[str]:
 
 
 def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) -> list[int]:
-    """The index of the first component of each stage. paths: by component in their order, the
-    module paths that it has, is in, or has inside.
-
-    ValueError with all faults: names that there are not or that begin no component, stages out of
-    order."""
+    """The index of the first component of each stage. paths: the module paths of each component.
+    ValueError with all faults: names that begin no component, stages out of order."""
     names = list(paths)
     starts: list[int] = []
     faults = []
     for stage in stages:
-        start = _first_component(stage, names)
-        before = starts[-1] if starts else -1
+        start = next((i for i, n in enumerate(names) if stage.first in (n, *around(n))), None)
+        before = [-1, *starts][-1]
         if start is None:
             faults.append(_absent(stage, paths))
         elif start <= before:
@@ -122,10 +117,6 @@ def stage_starts(stages: Sequence[Stage], paths: Mapping[str, Sequence[str]]) ->
     if faults:
         raise ValueError("; ".join(faults))
     return starts
-
-
-def _first_component(stage: Stage, names: Sequence[str]) -> int | None:
-    return next((i for i, n in enumerate(names) if stage.first in (n, *around(n))), None)
 
 
 def _absent(stage: Stage, paths: Mapping[str, Sequence[str]]) -> str:
@@ -151,8 +142,7 @@ def check_pattern(pattern: str, reserved: str) -> None:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a module path is what `pattern` says, as by fnmatch; a part like `4-17` of the
-    pattern is any number from 4 to 17."""
+    """Whether `pattern` says this module path, as by fnmatch; a part `4-17` is 4 to 17."""
     numbers = RANGE.search(pattern)
     if numbers is None:
         return fnmatchcase(path, pattern)
@@ -271,11 +261,12 @@ def read_field(key: str, value: Any, path: str) -> Any:
             items = enumerate(document.sequence(value, path))
             make = _override if key == "overrides" else partial(of_plain, Stage)
             return tuple(make(item, f"{path}[{i}]") for i, item in items)
+        case "rows" | "ranks" | "global_batch" | "pieces" if value is None:
+            return None
         case "rows" | "ranks":
-            return None if value is None else _integers(value, path)
-        case "global_batch" | "pieces":
-            return None if value is None else document.integer(value, path, 1, MOST.count)
-        case "micro_batches":
+            numbers = enumerate(document.sequence(value, path))
+            return tuple(document.integer(n, f"{path}[{i}]", 0, MOST.degree) for i, n in numbers)
+        case "global_batch" | "pieces" | "micro_batches":
             return document.integer(value, path, 1, MOST.count)
         case _:
             return document.text(value, path)
@@ -293,8 +284,3 @@ def _override(value: Any, path: str) -> Override:
     spec = _spec(item["word"], f"{path}.word")
     with document.at(path):
         return Override(pattern, spec)
-
-
-def _integers(value: Any, path: str) -> tuple[int, ...]:
-    items = document.sequence(value, path)
-    return tuple(document.integer(n, f"{path}[{i}]", 0, MOST.degree) for i, n in enumerate(items))

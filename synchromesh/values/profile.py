@@ -66,7 +66,6 @@ class Pattern:
 @dataclass(frozen=True)
 class Overlap:
     """Rates at which computation and traffic go on while both are under way; 1.0: undisturbed.
-
     delay: seconds that a collective takes longer where all ranks have computed until it begins:
     they come at different moments, and a quota lets them wait for their next share. both: rate of
     a message between two ranks while another goes the opposite way."""
@@ -99,11 +98,10 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Calls:
-    """Seconds of calls beside operators and bytes: Python, and entering autograd.
-
-    forward, backward: of one component for one micro-batch, besides what its program takes that is
-    timed alone; less than 0 where being called alone costs more. begin_forward, begin_backward: of
-    each forward and backward of a micro-batch, whatever its components. step: of a step, the
+    """Seconds of calls beside operators and bytes: Python, and entering autograd. forward,
+    backward: of one component for one micro-batch, besides what its program takes that is timed
+    alone; less than 0 where being called alone costs more. begin_forward, begin_backward: of each
+    forward and backward of a micro-batch, whatever its components. step: of a step, the
     optimizer's call included."""
 
     forward: Annotated[float, Within(-1.0)] = 0.0
@@ -129,8 +127,6 @@ UPDATE = {
 
 @dataclass(frozen=True)
 class Profile(document.Document):
-    """Everything that was measured; see the module's docstring."""
-
     devices: int
     compute: Mapping[str, Compute] = field(default_factory=dict)  # by program (trace.local.key)
     network: Mapping[tuple[str, Pattern], Curve] = field(default_factory=dict)
@@ -152,15 +148,13 @@ class Profile(document.Document):
 
     @cached_property
     def relative_slowdowns(self) -> tuple[float, ...]:
-        """Seconds that each rank takes for what takes the quickest one second: by the median over
-        what was measured, so that a program during which something else ran counts little. None:
-        not known."""
+        """Seconds that each rank takes for a second of the quickest one: by the median, so that a
+        program beside which something else ran counts little. None: not known."""
         shares: list[list[float]] = []
         for measured in self.compute.values():
             rows = measured.reach  # that all were timed with
-            each = [
-                f(rows) + b(rows) for f, b in zip(measured.forward, measured.backward, strict=True)
-            ]
+            curves = zip(measured.forward, measured.backward, strict=True)
+            each = [forward(rows) + backward(rows) for forward, backward in curves]
             if min(each) > 0.0:
                 shares.append([min(each) / t for t in each])
         if not shares:
@@ -185,16 +179,12 @@ class Profile(document.Document):
             for key, c in self.compute.items()
         }
         return replace(
-            self,
-            compute=compute,
-            update_byte=self.update_byte * slowest,
-            update_tensor=self.update_tensor * slowest,
-            copy_byte=self.copy_byte * slowest,
+            self, compute=compute, update_byte=self.update_byte * slowest,
+            update_tensor=self.update_tensor * slowest, copy_byte=self.copy_byte * slowest,
             calls=self.calls.scaled(slowest),
-        )
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; its keys are interface."""
         return {
             "devices": self.devices,
             "source": self.source,
@@ -268,7 +258,6 @@ def _links(value: Any, path: str) -> dict[tuple[str, Pattern], Curve]:
             raise ValueError(f"{path}[{i}].kind: {kind[:60]!r} is none of {known}")
         if (kind, Pattern(size, stride)) in curves:
             raise ValueError(f"{path}[{i}]: {kind} of size {size}, stride {stride} stands twice")
-        curves[kind, Pattern(size, stride)] = Curve.from_plain(
-            item["points"], f"{path}[{i}].points"
-        )
+        points = Curve.from_plain(item["points"], f"{path}[{i}].points")
+        curves[kind, Pattern(size, stride)] = points
     return curves

@@ -38,11 +38,8 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of one step on one group: payload is `bytes_per_row * rows ** power +
-    fixed_bytes`.
-
-    rows: of one data block of the component that runs it, or of a layout of `data` degrees where
-    that is given. stride: how far apart the ranks of a group are."""
+    """On one group, of `bytes_per_row * rows ** power + fixed_bytes`. rows: of a data block of the
+    component, or of `data` degrees. stride: how far apart the ranks of a group are."""
 
     kind: CollectiveKind
     direction: Direction
@@ -54,14 +51,12 @@ class Collective:
     power: int = 1
 
     def payload(self, rows: int) -> int:
-        """Bytes of the tensor for a block of `rows` rows."""
         return self.bytes_per_row * int(rows**self.power) + self.fixed_bytes
 
 
 def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[Collective, ...]:
-    """What one batch norm that is synchronised over `ranks` data ranks sends in a step.
-
-    channels: of one rank. item_bytes: of the type it computes in, at least float32."""
+    """What one batch norm that is synchronised over `ranks` data ranks sends in a step. channels:
+    of one rank. item_bytes: of the type it computes in, at least float32."""
     numbers = 2 * channels
     return (
         Collective("all_gather", "forward", ranks, 0, (numbers + 1) * item_bytes * ranks),
@@ -70,17 +65,13 @@ def batch_norm_collectives(channels: int, item_bytes: int, ranks: int) -> tuple[
 
 
 class TrafficCount:
-    """Payload bytes by kind and group size, and what one rank sends for them.
-
-    Bytes are rounded once per (kind, group size), not per call: how gradients fall into buckets
-    does not show."""
+    """Payload bytes by kind and group size, which are rounded once: buckets do not show."""
 
     def __init__(self) -> None:
         self.payload: Counter[tuple[CollectiveKind, int]] = Counter()
         self.calls: Counter[CollectiveKind] = Counter()
 
     def add(self, kind: CollectiveKind, payload: int, ranks: int) -> None:
-        """Counts one collective of `payload` bytes on `ranks` ranks."""
         if ranks > 1:
             self.payload[kind, ranks] += payload
             self.calls[kind] += 1
@@ -91,5 +82,4 @@ class TrafficCount:
 
     @property
     def sent(self) -> int:
-        """Bytes that one rank sends for all of it."""
         return sum(sent_bytes(kind, n, ranks) for (kind, ranks), n in self.payload.items())

@@ -25,20 +25,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two data sets, as its authors publish it.
-
-    labels    bytes of labels in a record, the last of which is the class
-    key       of the classes in the Python version
-    members   split -> names of its files; those of the binary version end in .bin
-    binary, python   folders of the two versions, as they are unpacked"""
+    """One of the two data sets, as its authors publish it."""
 
     name: str
     classes: int
-    labels: int
-    key: bytes
-    members: dict[str, tuple[str, ...]]
+    labels: int  # bytes of labels in a record, the last of which is the class
+    key: bytes  # of the classes in the Python version
+    members: dict[str, tuple[str, ...]]  # split -> its files; of the binary version with .bin
     archive: str
-    binary: str
+    binary: str  # folders of the two versions, as they are unpacked
     python: str
     PIXELS: ClassVar[int] = 3 * 32 * 32
 
@@ -51,20 +46,16 @@ class Cifar:
         """What a folder may hold, for messages."""
         first, last = self.members["train"][0], self.members["test"][0]
         files = [f"{n}.bin" for n in (*self.members["train"], last)]
-        plain = (
-            " and ".join(files)
-            if len(files) == 2
-            else f"{first}.bin to {files[-2]} and {files[-1]}"
-        )
+        plain = f"{first}.bin to {files[-2]} and {files[-1]}"
+        plain = " and ".join(files) if len(files) == 2 else plain
         return (
             f"{plain}, {self.archive}-binary.tar.gz, train-*.bin.xz and test-*.bin.xz, "
             f"or {self.archive}-python*.tar.gz"
         )
 
     def read(self, folder: Path, split: str) -> tuple[Tensor, Tensor]:
-        """Pixels uint8 (n, 3, 32, 32) and classes int64 (n) of `split`, train or test.
-
-        ValueError where the folder has no such data, or a file is damaged."""
+        """Pixels uint8 (n, 3, 32, 32) and classes int64 (n) of `split`, train or test. ValueError
+        where the folder has no such data, or a file is damaged."""
         parts = [*self._parts(folder, split)]
         return torch.cat([p for p, _ in parts]), torch.cat([c for _, c in parts])
 
@@ -176,8 +167,7 @@ def _unpack(path: Path) -> bytes:
 
 
 def _members(archive: Path, names: Sequence[str]) -> list[bytes]:
-    """The bytes of the regular files of these names, in any folder of a tar; nothing is written to
-    disk."""
+    """The regular files of these names, in any folder of a tar; nothing goes to the disk."""
     try:
         with tarfile.open(archive) as tar:
             contents = _first_of_each(tar, names)

@@ -29,21 +29,16 @@ from synchromesh.workloads.workload import MapDataset, Workload
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set of square images with one label each.
+    """A data set of square images with one label each."""
 
-    mean, deviation   per channel, of the training images' values from 0 to 1
-    files             what its folder holds, for messages
-    read              (folder, train or test) -> pixels uint8 (n, c, h, w), labels int64 (n)
-    padding           of the views that are drawn of training images; None: no augmentation
-    most_epochs       after which nothing is left to learn"""
-
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # per channel, of the training images' values from 0 to 1
     deviation: tuple[float, ...]
     classes: int
-    files: str
+    files: str  # what its folder holds, for messages
+    # (folder, train or test) -> pixels uint8 (n, c, h, w), labels int64 (n)
     read: Callable[[Path, str], tuple[Tensor, Tensor]]
-    padding: int | None
-    most_epochs: int
+    padding: int | None  # of the views that are drawn of training images; None: no augmentation
+    most_epochs: int  # after which nothing is left to learn
 
     @property
     def channels(self) -> int:
@@ -52,8 +47,7 @@ class ImageSet:
     def rows(
         self, size: int, folder: Path | None, synthetic: bool, name: str
     ) -> tuple[MapDataset, MapDataset]:
-        """Training and validation data at edge length `size`; `name` is the workload's, for
-        messages."""
+        """Training and validation data at edge length `size`; `name` is for messages."""
         form = ImageFormat(self.mean, self.deviation, size)
         if synthetic:
             return SyntheticImages(form, self.classes), SyntheticImages(form, self.classes, seed=1)

@@ -31,9 +31,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class CocoFiles:
-    """A folder, or an uncompressed tar, whose files are read by their names in it.
-
-    members: name -> (offset, bytes) of a tar's files; None: a folder."""
+    """A folder, or an uncompressed tar with members: name -> (offset, bytes), to read from."""
 
     path: Path
     members: Mapping[str, tuple[int, int]] | None = None
@@ -44,7 +42,6 @@ class CocoFiles:
         return name in self.members
 
     def content(self, name: str) -> bytes:
-        """The bytes of a file that is there."""
         if self.members is None:
             return (self.path / name).read_bytes()
         offset, size = self.members[name]
@@ -53,16 +50,14 @@ class CocoFiles:
             return file.read(size)
 
     def place(self, name: str) -> str:
-        """The file, for messages."""
         return f"{self.path / name}" if self.members is None else f"{name} in {self.path}"
 
 
 @dataclass(frozen=True)
 class Instance:
-    """An object in an image: its class, and where it is, as COCO writes it.
-
-    segmentation: polygons [[x, y, x, y, ...], ...], or a run-length encoding
-    {"size": [height, width], "counts": ...}. crowd: many objects that were not told apart."""
+    """An object in an image: its class, and where it is, as COCO writes it. segmentation: polygons
+    [[x, y, x, y, ...], ...], or a run-length encoding {"size": [height, width], "counts": ...}.
+    crowd: many objects that were not told apart."""
 
     label: int
     segmentation: Any
@@ -82,16 +77,14 @@ class AnnotatedImage:
 
     def mask(self) -> NDArray[np.uint8]:
         """The class of every pixel, (height, width): small objects are in front of large ones, and
-        all are in front of crowds, which are ignored.
-
-        ValueError names the record where a segmentation is malformed."""
+        all are in front of crowds, which are ignored. ValueError names the record where a
+        segmentation is malformed."""
         labels = np.zeros((self.height, self.width), np.uint8)
         for one in sorted(self.instances, key=lambda i: (not i.crowd, -i.area)):
             labels[self._covered(one)] = IGNORED.pixel if one.crowd else one.label
         return labels
 
     def _covered(self, instance: Instance) -> NDArray[np.bool_]:
-        """Whether each pixel is the object's."""
         from pycocotools import mask
 
         fault = self._fault(instance.segmentation)
@@ -165,9 +158,8 @@ def annotations(split: str) -> str:
 
 
 def read(source: CocoFiles, split: str) -> list[AnnotatedImage]:
-    """The images of a split, by id, with their instances.
-
-    ValueError names file and record where one is malformed, or an image is missing."""
+    """The images of a split, by id, with their instances. ValueError names file and record where
+    one is malformed, or an image is missing."""
     document, place = _document(source, split)
     images, objects, categories = (
         _records(document, kind, place) for kind in ("images", "annotations", "categories")
@@ -203,8 +195,6 @@ def _document(source: CocoFiles, split: str) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class _Record:
-    """An entry of one of the lists in an annotation file."""
-
     fields: Mapping[str, Any]
     place: str
 

@@ -16,10 +16,8 @@ def needed(folder: Path | None, workload: str, holds: str) -> Path:
 
 
 def read(folder: Path, name: str, holds: str) -> tuple[Path, bytes]:
-    """The path and the unpacked bytes of `folder/name`, or of `folder/name.gz`.
-
-    holds: what a right folder holds, for the message. ValueError where there is neither file, or
-    where the packed one is cut short."""
+    """The path and unpacked bytes of `folder/name` or `folder/name.gz`. holds: what a right folder
+    holds, for messages. ValueError for neither file, or a packed one that is cut short."""
     raw, packed = folder / name, folder / f"{name}.gz"
     path = raw if raw.is_file() else packed
     if not path.is_file():
@@ -36,19 +34,16 @@ def read(folder: Path, name: str, holds: str) -> tuple[Path, bytes]:
 
 
 def read_lines(folder: Path, name: str, holds: str) -> tuple[Path, list[str]]:
-    """The path and the lines, without their ends, of `folder/name` or `folder/name.gz`.
-
-    A line ends with a line feed, also after a carriage return, and with nothing else that Unicode
-    calls a break: pairs of files stay side by side. holds and errors as in `read_text`."""
+    """The path and the lines, without their ends, of `folder/name` or `folder/name.gz`. A line
+    ends with a line feed, also after a carriage return, and with nothing else that Unicode calls a
+    break: pairs of files stay side by side. holds and errors as in `read_text`."""
     path, text = read_text(folder, name, holds)
     return path, [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_text(folder: Path, name: str, holds: str) -> tuple[Path, str]:
-    """The path and the text of `folder/name` or `folder/name.gz`.
-
-    holds: what a right folder holds, for the message. ValueError, with file and line, for bytes
-    that are no UTF-8, and for a file without text."""
+    """Path and text of `folder/name` or `folder/name.gz`; holds as in `read`. ValueError, with
+    file and line, for bytes that are no UTF-8, and for a file without text."""
     path, content = read(folder, name, holds)
     try:
         text = content.decode("utf-8")

@@ -21,8 +21,7 @@ VGG: dict[str, tuple[int | str, ...]] = {
 
 
 def rectified(convolution: nn.Conv2d, eps: float = 1e-5) -> list[nn.Module]:
-    """A convolution with weights that are drawn for ReLU, batch norm where it has no bias of its
-    own, and ReLU."""
+    """A convolution with weights drawn for ReLU, batch norm where it has no bias, and ReLU."""
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     norm = [nn.BatchNorm2d(convolution.out_channels, eps)] if convolution.bias is None else []
     return [convolution, *norm, nn.ReLU()]
@@ -31,11 +30,9 @@ def rectified(convolution: nn.Conv2d, eps: float = 1e-5) -> list[nn.Module]:
 def vgg(
     widths: Sequence[int | str], channels: int, classes: int, hidden: int = 0, norm: bool = True
 ) -> nn.Module:
-    """A VGG net: convolutions of 3 x 3 with these numbers of output channels, and a classifier.
-
-    It takes images (n, channels, 32, 32), of which five poolings leave one pixel. hidden: neurons
-    of the paper's two hidden layers with dropout; 0: none, as with batch norm (`norm`) on CIFAR.
-    """
+    """A VGG net: convolutions of 3 x 3 with these numbers of output channels, and a classifier. It
+    takes images (n, channels, 32, 32), of which five poolings leave one pixel. hidden: neurons of
+    the paper's two layers with dropout; 0: none, as with batch norm (`norm`) on CIFAR."""
     layers: list[nn.Module] = []
     width = channels
     for entry in widths:
@@ -67,8 +64,7 @@ def resnet(
 
 
 class Residual(nn.Module):
-    """Two convolutions of 3 x 3 and the shortcut beside them, which is a convolution of 1 x 1
-    where the shape changes."""
+    """Two convolutions of 3 x 3 and a shortcut, a convolution of 1 x 1 if the shape changes."""
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -88,10 +84,8 @@ class Residual(nn.Module):
 
 
 def small_resnet(widths: Sequence[int], channels: int, classes: int, depth: int = 1) -> nn.Module:
-    """A net in the manner of the paper's for CIFAR (section 4.2), with fewer blocks.
-
-    A convolution of 3 x 3 to `widths[0]` channels, then for each further width a group of `depth`
-    blocks at half the height and width of what is before it."""
+    """In the manner of the paper's for CIFAR (section 4.2): a convolution of 3 x 3 to `widths[0]`
+    channels, then for each further width `depth` blocks at half the height and width."""
     stem = nn.Sequential(
         nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
     )
@@ -110,10 +104,8 @@ def vit(
     size: int, patch: int, width: int, layers: int, heads: int, channels: int, classes: int,
     **options: Any,
 ) -> nn.Module:  # fmt: skip
-    """A ViT for images (n, channels, size, size) in patches of patch x patch pixels.
-
-    options: further fields of `ViTConfig`; without one of their number a block's perceptron has
-    four times `width` hidden neurons."""
+    """For images (n, channels, size, size) in patches. options: further fields of `ViTConfig`; a
+    block's perceptron has four times `width` hidden neurons unless they say otherwise."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(

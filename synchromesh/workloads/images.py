@@ -1,5 +1,4 @@
-"""Images with labels, kept as bytes, seen in views and normalised one by one; a classifier's loss
-and metric."""
+"""Images with labels, kept as bytes, seen in views, normalised one by one; loss and metric."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,19 +46,14 @@ class ImageModel(Protocol):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A net for images and how it is trained.
+    """A net for images and how it is trained."""
 
-    model    of a net for images (n, channels, size, size)
-    warm_up  updates in which the learning rate rises
-    epochs   unless its data set needs fewer
-    size     edge length of its images; others are padded (28 to 32) or resized"""
-
-    model: ImageModel
+    model: ImageModel  # for images (n, channels, size, size)
     optimizer: Callable[[Parameters], torch.optim.Optimizer]
     batch_size: int
-    warm_up: int
-    epochs: int
-    size: int = 32
+    warm_up: int  # updates in which the learning rate rises
+    epochs: int  # unless its data set needs fewer
+    size: int = 32  # edge length of its images; others are padded (28 to 32) or resized
 
     def workload(
         self, name: str, train: MapDataset, valid: MapDataset, channels: int, classes: int,
@@ -103,7 +97,6 @@ class View:
 
 class Images:
     """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n).
-
     padding: of the views that are drawn of the images; None: they are seen as they are."""
 
     def __init__(
@@ -126,9 +119,7 @@ class Images:
 
 @dataclass(frozen=True)
 class SyntheticImages:
-    """Seeded rows of the shapes of a real data set, for `explain` and `verify`.
-
-    per_pixel: a row has a label for every pixel, else one."""
+    """Seeded rows of a real set's shapes; per_pixel: with a label for every pixel, else one."""
 
     form: ImageFormat
     classes: int

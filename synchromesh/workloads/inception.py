@@ -119,8 +119,7 @@ def inception_v3(channels: int, classes: int) -> nn.Module:
 
 
 def small_inception(channels: int, classes: int) -> nn.Module:
-    """For images (n, channels, 32, 32): a block of each kind, a quarter of the channels, and a
-    stem that halves the grid once."""
+    """For images (n, channels, 32, 32): one block of each kind, a quarter of the channels."""
     start = nn.Sequential(
         convolution(channels, _quarter(64), 3), nn.MaxPool2d(2),
         convolution(_quarter(64), _quarter(192), 3),
@@ -140,8 +139,7 @@ def _assembled(
     start: nn.Module, pools: tuple[int, ...], inner: tuple[int, ...], last: int, classes: int,
     w: Width,
 ) -> nn.Module:  # fmt: skip
-    """pools: pooled channels of each block of 35; inner: channels within each block of 17; last:
-    number of blocks of 8."""
+    """pools: channels of each block of 35; inner: of each block of 17; last: blocks of 8."""
     layers = OrderedDict[str, nn.Module](stem=start)
     width = w(192)
     for number, pool in enumerate(pools):

@@ -23,14 +23,13 @@ def _data(
 ) -> tuple[TensorDataset, TensorDataset]:
     """Rows of training and of validation, the latter of the files `val`."""
     if synthetic:
-        rows = [
-            [
-                text.synthetic_sentences(count, size, length, seed)
-                for seed, size in enumerate(words)
-            ]
-            for count in (4096, 1024)
-        ]
-        return TensorDataset(*rows[0]), TensorDataset(*rows[1])
+
+        def rows(count: int) -> TensorDataset:
+            sizes = enumerate(words)
+            sides = (text.synthetic_sentences(count, size, length, seed) for seed, size in sizes)
+            return TensorDataset(*sides)
+
+        return rows(4096), rows(1024)
     folder = data_files.needed(folder, name, text_files.MULTI30K_HOLDS)
     train, valid = (text_files.read_multi30k(folder, split) for split in ("train", "val"))
     known = [text.sentence_vocabulary(*of) for of in zip(train, words, strict=True)]
@@ -50,14 +49,12 @@ def _scores(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the target's words: its sum over all that are no padding, and their
-    number."""
+    """Cross-entropy of the target's words that are no padding: its sum, and their number."""
     return text.token_loss(*_scores(model, batch))
 
 
 def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Accuracy and negative log likelihood of the target's words, each the mean over a sentence,
-    summed over the rows."""
+    """Accuracy and nll of the target's words: means over sentences, summed over the rows."""
     return text.token_metric(*_scores(model, batch))
 
 
@@ -65,7 +62,6 @@ def _workload(
     name: str, words: tuple[int, int], length: int, model: Callable[[], nn.Module],
     folder: Path | None, synthetic: bool, **options: Any,
 ) -> Workload:  # fmt: skip
-    """A workload of this model on sentences of `length` words; `options` are further fields."""
     train, valid = _data(name, words, length, folder, synthetic)
     return Workload(
         model=model, loss=loss, metric=metric, train_data=train, valid_data=valid, name=name,
@@ -83,8 +79,7 @@ def gnmt(folder: Path | None, synthetic: bool) -> Workload:
 
 
 def gnmt_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.7 M parameters: three layers of width 64 on either side, 2000 words of each language. 97
-    of 100 sentences are as short as its rows."""
+    """0.7 M parameters: three layers of width 64, 2000 words, rows for 97 of 100 sentences."""
     words = 2000, 2000
     return _workload(
         "multi30k/gnmt_small", words, 24, lambda: Gnmt(words, 64, 3, 0.0, PAD), folder, synthetic,

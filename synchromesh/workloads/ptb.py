@@ -48,8 +48,7 @@ def _texts(name: str, folder: Path | None, synthetic: bool) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True)
 class _Form:
-    """A size of the model, and how it is trained: steps that back-propagation goes back, rows of
-    a batch, learning rate."""
+    """A size of the model and how it is trained; steps: that back-propagation goes back."""
 
     width: int
     dropout: float

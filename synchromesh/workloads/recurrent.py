@@ -21,8 +21,7 @@ State = tuple[tuple[Tensor, Tensor], ...]  # of each layer: output and cell, (ro
 
 
 class LstmModel(nn.Module):
-    """Embedding, LSTM layers of one width, softmax; dropout between them (Zaremba et al. 2014,
-    section 3.1)."""
+    """Embedding, LSTM layers of one width, softmax (Zaremba et al. 2014, section 3.1)."""
 
     def __init__(self, words: int, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -47,9 +46,8 @@ def beginning(rows: int, width: int, layers: int) -> State:
 
 
 class LstmLayer(nn.Module):
-    """An LSTM behind dropout: (rows, length, inputs) to (rows, length, width).
-
-    residual: the values are added to what the LSTM makes of them; both are `width` wide then."""
+    """An LSTM behind dropout: (rows, length, inputs) to (rows, length, width). residual: the
+    values are added to what the LSTM makes of them; both are `width` wide then."""
 
     def __init__(self, inputs: int, width: int, dropout: float, residual: bool = False) -> None:
         super().__init__()
@@ -66,10 +64,8 @@ class LstmLayer(nn.Module):
 
 
 class LstmClassifier(nn.Module):
-    """Logits (rows, classes) of ids and an attention mask, both (rows, length): a linear layer on
-    the mean of what the last LSTM layer gives at the words.
-
-    Padding stands behind the words, where no word's output sees it, and the mean leaves it out."""
+    """Logits (rows, classes) of ids and an attention mask, both (rows, length): linear, on the
+    mean of the last LSTM layer at the words. Padding stands behind these and is seen by none."""
 
     def __init__(
         self, vocabulary: int, width: int, layers: int, classes: int, dropout: float
@@ -81,7 +77,6 @@ class LstmClassifier(nn.Module):
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits (rows, classes)."""
         values = self.embedding(input_ids)
         for layer in self.layers:
             values = layer(values)
@@ -92,10 +87,8 @@ class LstmClassifier(nn.Module):
 
 
 class Gnmt(nn.Module):
-    """Logits (rows, target length, target words) of source ids (rows, source length) and target
-    ids (rows, target length), each place having seen the target up to itself.
-
-    padding: the id that ends shorter sentences, which nothing else depends on."""
+    """Logits (rows, target length, target words) of source and target ids (rows, length), each
+    place having seen the target up to itself. padding: the id that ends shorter sentences."""
 
     def __init__(
         self, words: tuple[int, int], width: int, layers: int, dropout: float, padding: int
@@ -118,7 +111,6 @@ class Gnmt(nn.Module):
         self.classifier = nn.Linear(width, words[1])
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits (rows, target length, target words)."""
         mask = source != self.padding
         encoded: Tensor = self.both_ways(self.source_embedding(source), mask)
         for layer in self.encoder:

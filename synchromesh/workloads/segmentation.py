@@ -24,10 +24,9 @@ def convolutions(before: int, widths: Sequence[int]) -> nn.Sequential:
 
 class UNet(nn.Module):
     """U-Net (Ronneberger et al. 2015, arXiv 1505.04597): scores (n, classes, height, width) of
-    images whose edges are multiples of 2^(levels - 1).
-
-    Unlike in the paper convolutions are padded, so that every pixel gets scores, and batch norm
-    follows them, as most users of the net have it."""
+    images whose edges are multiples of 2^(levels - 1). Unlike in the paper convolutions are
+    padded, so that every pixel gets scores, and batch norm follows them, as most users of the net
+    have it."""
 
     def __init__(self, widths: Sequence[int], channels: int, classes: int) -> None:
         super().__init__()
@@ -40,9 +39,8 @@ class UNet(nn.Module):
         self.widen = nn.ModuleList(
             nn.ConvTranspose2d(lower, upper, 2, stride=2) for upper, lower in reversed(pairs)
         )
-        self.up = nn.ModuleList(
-            convolutions(2 * upper, (upper, upper)) for upper, _ in reversed(pairs)
-        )
+        decoded = (convolutions(2 * upper, (upper, upper)) for upper, _ in reversed(pairs))
+        self.up = nn.ModuleList(decoded)
         self.classifier = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -99,11 +97,9 @@ def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Per image, then summed over the images: the mean over classes of intersection over union,
-    and the part of the pixels whose best score is at their label.
-
-    The mean is over the classes that are in an image's labels or among its predictions, so unlike
-    the benchmark's mean over a whole data set it weighs all images equally. Ignored pixels count
-    nowhere."""
+    and the part of the pixels whose best score is at their label. The mean is over the classes
+    that are in an image's labels or among its predictions, so unlike the benchmark's mean over a
+    whole data set it weighs all images equally. Ignored pixels count nowhere."""
     images, labels = batch
     scores = model(images)
     counted = labels != IGNORED.pixel

@@ -25,8 +25,7 @@ Batch = tuple[Tensor, Tensor]  # bytes, and the byte after each, both (rows, len
 def _data(
     name: str, length: int, folder: Path | None, synthetic: bool, share: float = 0.9
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Rows of training and of validation: blocks of the text, side by side. share: of the text
-    that is trained on; the rest validates, as in nanoGPT."""
+    """Blocks of the text, side by side. share: that is trained on, as in nanoGPT."""
     if synthetic:
         generator = torch.Generator().manual_seed(0)
         text = torch.randint(256, (1024 * length,), generator=generator)
@@ -78,8 +77,7 @@ def _workload(
     name: str, length: int, sizes: dict[str, Any], folder: Path | None, synthetic: bool,
     **options: Any,
 ) -> Workload:  # fmt: skip
-    """A workload of GPT-2 with these sizes on blocks of `length` bytes; `options` are further
-    fields."""
+    """GPT-2 with these sizes on blocks of `length` bytes; `options` are further fields."""
     train, valid = _data(name, length, folder, synthetic)
     return Workload(
         model=_gpt2(length, **sizes), loss=loss, metric=metric, train_data=train, valid_data=valid,

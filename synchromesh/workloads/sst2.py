@@ -7,6 +7,7 @@ full forms have their published sizes, of which the first 15 thousand rows or so
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ Batch = tuple[Tensor, Tensor, Tensor]  # ids, attention mask (rows, length), lab
 
 @dataclass(frozen=True)
 class Form:
-    """The rows that a model reads: words of its vocabulary, and how many of them a row has. The
-    longest training sentence has 52 words, nine in ten at most 32."""
+    """Words of the vocabulary, and of a row: of ten training sentences nine have at most 32."""
 
     size: int
     length: int
@@ -77,10 +77,9 @@ def metric(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def _workload(
-    name: str, model: Callable[[], nn.Module], form: Form,
-    folder: Path | None, synthetic: bool, **options: Any,
+    name: str, model: Callable[[], nn.Module], form: Form, options: dict[str, Any],
+    folder: Path | None, synthetic: bool,
 ) -> Workload:  # fmt: skip
-    """A workload of this model; `options` are further fields."""
     train, valid = _data(name, form, folder, synthetic)
     return Workload(
         model=model, loss=loss, metric=metric, train_data=train, valid_data=valid, name=name,
@@ -88,10 +87,11 @@ def _workload(
     )  # fmt: skip
 
 
-def _falling(updates: int, epochs: int) -> dict[str, Any]:
+def _falling(rate: float, updates: int, epochs: int) -> dict[str, Any]:
     """A learning rate that rises for `updates` updates and falls to the end of all epochs, each of
     217 updates by 32 of the 6,920 training rows."""
-    return {"scheduler": warm_up(updates, decay=epochs * 217), "epochs": epochs}
+    scheduler = warm_up(updates, decay=epochs * 217)
+    return {"optimizer": adamw(rate), "scheduler": scheduler, "epochs": epochs}
 
 
 def _classifier(family: str, **sizes: Any) -> Callable[[], nn.Module]:
@@ -116,63 +116,29 @@ def _small_classifier(family: str, positions: int) -> Callable[[], nn.Module]:
     )  # fmt: skip
 
 
-def bert(folder: Path | None, synthetic: bool) -> Workload:
-    """BERT-base (arXiv:1810.04805), 109 M parameters."""
-    return _workload(
-        "sst2/bert", _classifier("Bert", vocab_size=30522), Form(30522, 64), folder, synthetic,
-        optimizer=adamw(1e-4), **_falling(200, epochs=3),
-    )  # fmt: skip
-
-
-def bert_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.6 M parameters: two layers of width 64."""
-    return _workload(
-        "sst2/bert_small", _small_classifier("Bert", SMALL.length), SMALL, folder, synthetic,
-        optimizer=adamw(1e-3), **_falling(50, epochs=2),
-    )  # fmt: skip
-
-
-def roberta(folder: Path | None, synthetic: bool) -> Workload:
-    """RoBERTa-base (arXiv:1907.11692), 125 M parameters."""
-    model = _classifier("Roberta", vocab_size=50265, max_position_embeddings=514)
-    return _workload(
-        "sst2/roberta", model, Form(50265, 64), folder, synthetic,
-        optimizer=adamw(1e-4), **_falling(200, epochs=3),
-    )  # fmt: skip
-
-
-def roberta_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.6 M parameters: two layers of width 64. Its positions are counted from the id of the
-    padding + 1 on: there must be one more."""
-    model = _small_classifier("Roberta", SMALL.length + 1)
-    return _workload(
-        "sst2/roberta_small", model, SMALL, folder, synthetic,
-        optimizer=adamw(1e-3), **_falling(50, epochs=2),
-    )  # fmt: skip
-
-
-def lstm(folder: Path | None, synthetic: bool) -> Workload:
-    """12 M parameters: two layers of width 512 on the words of the training sentences."""
-    form = Form(15000, 64)  # 14,828 words and the marks
-    return _workload(
-        "sst2/lstm", lambda: LstmClassifier(form.size, 512, 2, 2, 0.5), form, folder, synthetic,
-        optimizer=adamw(1e-3), epochs=5,
-    )  # fmt: skip
-
-
-def lstm_small(folder: Path | None, synthetic: bool) -> Workload:
-    """0.6 M parameters: two layers of width 64."""
-    return _workload(
-        "sst2/lstm_small", lambda: LstmClassifier(SMALL.size, 64, 2, 2, 0.2), SMALL, folder,
-        synthetic, optimizer=adamw(5e-3), epochs=3,
-    )  # fmt: skip
-
-
-WORKLOADS = {
-    "sst2/bert": bert,
-    "sst2/bert_small": bert_small,
-    "sst2/roberta": roberta,
-    "sst2/roberta_small": roberta_small,
-    "sst2/lstm": lstm,
-    "sst2/lstm_small": lstm_small,
-}
+# model, rows, further fields
+MODELS: dict[str, tuple[Callable[[], nn.Module], Form, dict[str, Any]]] = {
+    # BERT-base (arXiv:1810.04805), 109 M parameters
+    "bert": (_classifier("Bert", vocab_size=30522), Form(30522, 64), _falling(1e-4, 200, 3)),
+    # 0.6 M parameters, as all small ones
+    "bert_small": (_small_classifier("Bert", SMALL.length), SMALL, _falling(1e-3, 50, 2)),
+    # RoBERTa-base (arXiv:1907.11692), 125 M parameters
+    "roberta": (
+        _classifier("Roberta", vocab_size=50265, max_position_embeddings=514), Form(50265, 64),
+        _falling(1e-4, 200, 3),
+    ),
+    # positions are counted from the id of the padding + 1 on: there must be one more
+    "roberta_small": (
+        _small_classifier("Roberta", SMALL.length + 1), SMALL, _falling(1e-3, 50, 2)
+    ),
+    # 12 M parameters; 14,828 words and the marks
+    "lstm": (
+        partial(LstmClassifier, 15000, 512, 2, 2, 0.5), Form(15000, 64),
+        {"optimizer": adamw(1e-3), "epochs": 5},
+    ),
+    "lstm_small": (
+        partial(LstmClassifier, SMALL.size, 64, 2, 2, 0.2), SMALL,
+        {"optimizer": adamw(5e-3), "epochs": 3},
+    ),
+}  # fmt: skip
+WORKLOADS = {f"sst2/{n}": partial(_workload, f"sst2/{n}", *MODELS[n]) for n in MODELS}

@@ -15,7 +15,6 @@ _DRAWS = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 
 
 def stand_in(workload: Workload) -> nn.Module:
-    """The workload's model with such numbers."""
     with _DrawnOnce():  # type: ignore[no-untyped-call]
         return workload.build()
 

@@ -14,10 +14,8 @@ from synchromesh.workloads.workload import Workload
 
 
 def load(target: str, data: str | Path | None = None, synthetic: bool = False) -> Workload:
-    """The workload that TARGET names: a bundled one, or `path/to/file.py:function`.
-
-    `data` is the folder of a bundled workload's data; with `synthetic` a bundled workload makes
-    seeded rows instead."""
+    """A bundled workload, or `path/to/file.py:function`. `data` is the folder of a bundled one's
+    data; with `synthetic` it makes seeded rows instead."""
     path, colon, function = target.rpartition(":")
     if colon and (path.endswith(".py") or "/" in path):
         if data is not None:
@@ -72,9 +70,8 @@ def _function(path: str, function: str) -> Callable[[], object]:
 
 def _module(file: Path) -> ModuleType:
     """The user's file as a module; its folder and the current one are importable."""
-    spec = importlib.util.spec_from_file_location(
-        f"synchromesh_target_{file.stem}", file.resolve()
-    )
+    name = f"synchromesh_target_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name

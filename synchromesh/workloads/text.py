@@ -21,14 +21,10 @@ MARKS = ("<pad>", "<unk>", "<s>", "</s>")  # the words with these ids
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words in the order of their ids.
-
-    words      all different
-    unknown    the word that stands for those that are not in `words`, one of them; None: there is
-               none"""
+    """Words in the order of their ids, all different."""
 
     words: tuple[str, ...]
-    unknown: str | None = None
+    unknown: str | None = None  # one of them, which stands for all others; None: there is none
 
     def __len__(self) -> int:
         return len(self.words)
@@ -53,7 +49,6 @@ def most_frequent(
 ) -> Vocabulary:  # fmt: skip
     """The vocabulary of the most frequent words of `texts`: `first`, then the others by falling
     number, equally frequent ones in alphabetical order, so that it is the same on every rank.
-
     size: the most words it may have, with those of `first`; None: all."""
     counts = Counter(word for text in texts for word in text)
     others = sorted(counts.keys() - set(first), key=lambda word: (-counts[word], word))
@@ -89,9 +84,7 @@ def synthetic_sentences(count: int, size: int, length: int, seed: int) -> Tensor
 class ContinuingText:
     """Item k is tokens [k n, (k + 1) n) of `ids` and, to be predicted, those one further on; n is
     `length`, the steps that back-propagation goes back. Tokens that fill no item are left out.
-
-    Such are read as continuing streams (`continuing=True` of a loader), each row of a batch one.
-    """
+    Such are read as continuing streams (`continuing=True`), each row of a batch one."""
 
     ids: Tensor  # int64 (tokens)
     length: int
@@ -118,8 +111,7 @@ class ContinuingText:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the targets that count, and their number: whose quotient is the
-    mean over all of them however rows are divided."""
+    """Cross-entropy summed over the targets that count, and their number."""
     return summed_loss(logits.flatten(0, 1), targets.flatten(), IGNORED.token)
 
 
@@ -130,7 +122,6 @@ def token_metric(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     counted = targets != IGNORED.token
     number = counted.sum(1)
     right = (logits.argmax(-1) == targets).sum(1)
-    each = F.cross_entropy(
-        logits.transpose(1, 2), targets, ignore_index=IGNORED.token, reduction="none"
-    )
+    scores = logits.transpose(1, 2)
+    each = F.cross_entropy(scores, targets, ignore_index=IGNORED.token, reduction="none")
     return {"accuracy": (right / number).sum(), "nll": (each.sum(1) / number).sum()}

@@ -30,10 +30,8 @@ WORD = re.compile(r"\w+|[^\w\s]")  # letters and digits in a row, or one other s
 def read_ptb(folder: Path) -> tuple[Tensor, Tensor, Tensor, Vocabulary]:
     """The words of the training, validation and test file, each as one stream of ids, int64 (n),
     in which `<eos>` ends every line; and the vocabulary, the words of the training file by falling
-    frequency.
-
-    A word that the training file does not have is `<unk>`. ValueError for missing and malformed
-    files, and for such a word where the training file has no `<unk>`."""
+    frequency. A word that the training file does not have is `<unk>`. ValueError for missing and
+    malformed files, and for such a word where the training file has no `<unk>`."""
     files = [data_files.read_lines(folder, name, PTB_HOLDS) for name in PTB_FILES]
     vocabulary = most_frequent(_treebank_words(line) for line in files[0][1])
     if UNKNOWN in vocabulary.words:
@@ -79,13 +77,10 @@ def read_sst2(folder: Path, split: str) -> tuple[list[list[str]], Tensor]:
 
 
 def read_multi30k(folder: Path, split: str) -> tuple[list[list[str]], list[list[str]]]:
-    """The words, in lower case, of the English and the German sentences of `split`.
-
-    ValueError for a missing file, a line without words, and files of different lengths."""
-    files = [
-        data_files.read_lines(folder, f"{split}.{language}", MULTI30K_HOLDS)
-        for language in ("en", "de")
-    ]
+    """The words, in lower case, of the English and the German sentences of `split`. ValueError for
+    a missing file, a line without words, and files of different lengths."""
+    names = (f"{split}.{language}" for language in ("en", "de"))
+    files = [data_files.read_lines(folder, name, MULTI30K_HOLDS) for name in names]
     (one, english), (other, german) = files
     if len(english) != len(german):
         raise ValueError(

@@ -14,19 +14,15 @@ from synchromesh.workloads.workload import Parameters
 
 
 def adamw(rate: float, decay: float = 0.01) -> Callable[[Parameters], torch.optim.Optimizer]:
-    """A function that builds AdamW for parameters."""
     return partial(torch.optim.AdamW, lr=rate, weight_decay=decay)
 
 
 def momentum(rate: float, decay: float = 5e-4) -> Callable[[Parameters], torch.optim.Optimizer]:
-    """A function that builds SGD with momentum 0.9 for parameters."""
     return partial(torch.optim.SGD, lr=rate, momentum=0.9, weight_decay=decay)
 
 
 def warm_up(updates: int, decay: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """The learning rate rises for `updates` updates; then stays, or falls to a fiftieth.
-
-    decay: updates from the start to the end of the fall."""
+    """Rises for `updates` updates; then stays, or falls to a fiftieth by update `decay`."""
 
     def factor(step: int) -> float:
         rise = min(1.0, (step + 1) / updates)
@@ -57,7 +53,6 @@ def right_rows(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def summed_loss(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the labels that are not `ignored`, and their number. Classes are
-    dim 1 of `logits`."""
+    """Cross-entropy summed over labels not `ignored`, and their number. Classes are dim 1."""
     total = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
     return total, (labels != ignored).sum()

@@ -12,7 +12,7 @@ from torch import nn
 
 from synchromesh import prepare
 from synchromesh.engine.groups import World
-from synchromesh.planner.choice import TUNING
+from synchromesh.planner.choice import MARGIN
 from synchromesh.profiling import live_facts
 from synchromesh.profiling.live_facts import broadcast
 from synchromesh.training.trainer import Trainer
@@ -61,7 +61,7 @@ def test_all_ranks_choose_alike_and_training_is_what_it_was() -> None:
     head, *rest = first["candidates"]
     assert head["plan"] == first["plan"] and head["fits"] and head["step_seconds"] > 0
     assert all(c["reason"] for c in first["candidates"])
-    most = (1.001 + TUNING.margin) * min(c["step_seconds"] for c in rest if c["fits"])
+    most = (1.001 + MARGIN) * min(c["step_seconds"] for c in rest if c["fits"])
     assert head["step_seconds"] <= most
 
 

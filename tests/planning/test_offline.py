@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import synchromesh as sm
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import price
-from synchromesh.planner.choice import TUNING
+from synchromesh.planner.choice import MARGIN
 from synchromesh.planner.decision.decide import plain
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.planning.offline import cluster_of
@@ -50,7 +50,7 @@ def test_the_choice_is_the_quickest_that_fits_and_says_what_it_rests_on() -> Non
     made = planned()
     fitting = [c for c in made.candidates if c.fits]
     assert made.plan == made.candidates[0].plan
-    assert made.candidates[0].seconds <= (1.0 + TUNING.margin) * min(c.seconds for c in fitting)
+    assert made.candidates[0].seconds <= (1.0 + MARGIN) * min(c.seconds for c in fitting)
     names = {str(c.plan).partition("; @")[0] for c in made.candidates}
     assert {str(p) for p in plain(4)} <= names
     assert made.certainty == "datasheet, time +-50%, memory +-10%"

@@ -61,7 +61,7 @@ def test_a_folder_is_asked_for(tmp_path: Path) -> None:
 def test_sst2_has_its_rows(tmp_path: Path) -> None:
     (tmp_path / "stsa.binary.train").write_text("1 a b a\n0 c\n")
     (tmp_path / "stsa.binary.dev").write_text("0 a d\n")
-    found = sst2.bert_small(tmp_path, False)
+    found = sst2.WORKLOADS["sst2/bert_small"](tmp_path, False)
     ids, mask, label = found.valid_data[0]
     assert ids[:5].tolist() == [2, 4, 1, 3, 0] and len(ids) == sst2.SMALL.length
     assert torch.equal(mask, (ids != PAD).long()) and label == 0

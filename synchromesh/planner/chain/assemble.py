@@ -82,13 +82,8 @@ def assemble(
     return Assembled(Problem(tuple(components), priced), tuple(layouts))
 
 
-# Options
-
-
 @dataclass(frozen=True)
 class _Offers:
-    """What a component is offered."""
-
     uniform: UniformPartitions
     holding_of: Mapping[tuple[int, ShardStates], Mapping[str, Holding]]  # by degree and states
     profile: Profile
@@ -106,17 +101,14 @@ class _Offers:
         return found
 
     def layout(self, degree: int, index: int, saving: Saving) -> Layout:
-        """The layout of a component under a degree."""
         layout = self.uniform.partitions[degree].components[index].layout
         if self.uniform.offers(degree, index):
             layout = self.uniform.layout(degree)
         states, recompute = saving
-        return replace(
-            layout, shard_states=states if layout.data > 1 else "none", recompute=recompute
-        )
+        states = states if layout.data > 1 else "none"
+        return replace(layout, shard_states=states, recompute=recompute)
 
     def options(self, index: int, savings: Sequence[Saving]) -> dict[Layout, Option]:
-        """The options of a component: those of which anything is known."""
         uniform = self.uniform
         offered = [m for m in uniform.degrees if uniform.offers(m, index)]
         return {
@@ -178,8 +170,7 @@ class _Offers:
         return max(0.0, forward), max(0.0, backward)
 
     def _inputs(self, degree: int, index: int, recompute: bool) -> float:
-        """Bytes of the values of other components that it keeps for backward, and is the first to
-        read."""
+        """Bytes of values of other components that it keeps for backward and is first to read."""
         local = self.uniform.partitions[degree].components[index]
         kept = self.profile.compute[local.program].memory.kept_inputs
         rows = -(-self.uniform.rows // self.layout(degree, index, AS_IS[0]).data)
@@ -194,35 +185,24 @@ class _Offers:
 
 
 def _sharded(made: Partition, index: int) -> bool:
-    """Whether the component's degree shards any of its parameters; true where there is nothing to
-    shard, or nobody to shard it among."""
+    """Whether the degree shards any parameter of the component; true if there is none to shard."""
     local = made.components[index]
     sharded = [made.placements[n, local.layout].sharded for n in local.parameters]
     return local.layout.tensor == 1 or not sharded or any(sharded)
 
 
-# The search
-
-
 @dataclass(frozen=True)
 class ChainSearch:
-    """A search over the chain of a model: what it was asked and what it found."""
-
     assembled: Assembled
     limit: float  # bytes of a device
     found: ChainPlan
 
     @classmethod
     def of(
-        cls,
-        uniform: UniformPartitions,
-        profile: Profile,
-        limit: float,
-        savings: Sequence[Saving] = AS_IS,
-        alternatives: int = 4,
-    ) -> "ChainSearch":
+        cls, uniform: UniformPartitions, profile: Profile, limit: float,
+        savings: Sequence[Saving] = AS_IS, alternatives: int = 4,
+    ) -> "ChainSearch":  # fmt: skip
         """The search over the degrees of `uniform`, with at most `limit` bytes on a device.
-
         savings: in which ways each component may save memory. alternatives: plans that are priced
         exactly besides the best, where none saves memory: those save a little more or less. Their
         number is chosen, not measured. Unmeasured where the profile lacks every layout of a
@@ -232,16 +212,9 @@ class ChainSearch:
         return cls(assembled, limit, search(assembled.problem, limit, most))
 
     def plans(self, planned: PlanningProblem) -> list[Plan]:
-        """The best plan and its alternatives, in order."""
-        return [
-            worded(
-                planned.names,
-                self.layouts(other.choice),
-                planned.modules,
-                free=planned.step.coupling,
-            )
-            for other in (self.found, *self.found.alternatives)
-        ]
+        every = (self.found, *self.found.alternatives)
+        layouts = (self.layouts(found.choice) for found in every)
+        return [worded(planned.names, x, planned.modules, planned.step.coupling) for x in layouts]
 
     def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:
         return tuple(layouts[k] for layouts, k in zip(self.assembled.layouts, choice, strict=True))

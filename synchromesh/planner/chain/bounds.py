@@ -30,17 +30,6 @@ from synchromesh.planner.chain.problem import Floats, Ints
 from synchromesh.planner.chain.table import Node
 
 
-@dataclass(frozen=True)
-class BoundTuning:
-    """How long delta and mu are improved; chosen."""
-
-    rounds: int = 30  # of cutting planes; ten are usual
-    close: float = 1e-6  # relative distance of the two linear programs at which rounds end
-
-
-TUNING = BoundTuning()
-
-
 @dataclass(frozen=True, eq=False)
 class Weights:
     """A mixture of critical paths, and a price of memory."""
@@ -70,14 +59,12 @@ class OptionPath:
         """L_j of every node j."""
         behind = np.cumsum((self.always + self.backward)[::-1])[::-1]
         front = np.cumsum(self.always + self.gradient) - self.always  # includes g_j
-        found: Floats = behind + front
-        return found
+        return behind + front
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
     """`rest[i][state]`: weighed seconds that nodes 0 .. i - 1 add at least, from a state of cut i.
-
     `light[i][state]`: bytes that they add at least (empty without a limit)."""
 
     weights: Weights
@@ -102,10 +89,12 @@ class Bound:
         return found
 
 
-def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
-    """The best bound found, and the plans on the way (within the limit or not).
-
-    None: prices or memory allow no plan."""
+def bound(
+    graph: Graph, limit: float, rounds: int = 30, close: float = 1e-6
+) -> tuple[Bound, list[OptionPath]] | None:
+    """The best bound found, and the plans on the way (within the limit or not); None: prices or
+    memory allow no plan. rounds: of cutting planes; ten are usual. close: relative distance of the
+    two linear programs at which rounds end. Both chosen."""
     nodes = len(graph.crossings)
     light = _light(graph) if limit < math.inf else ()
     if light and light[-1][0] > limit:
@@ -113,7 +102,7 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
     weights = Weights(np.full(nodes, 1 / nodes))
     best: Bound | None = None
     plans: list[OptionPath] = []
-    for _ in range(TUNING.rounds):
+    for _ in range(rounds):
         found = Bound(weights, _sweep(graph, weights), light, limit)
         if found.lower == math.inf:
             return None
@@ -121,7 +110,7 @@ def bound(graph: Graph, limit: float) -> tuple[Bound, list[OptionPath]] | None:
         if best is None or found.lower > best.lower:
             best = found
         ceiling, weights = _heaviest(plans, limit)
-        if ceiling - best.lower <= TUNING.close * abs(ceiling):
+        if ceiling - best.lower <= close * abs(ceiling):
             break
     assert best is not None
     return best, plans
@@ -139,14 +128,10 @@ def _heaviest(plans: list[OptionPath], limit: float) -> tuple[float, Weights]:
     cost = np.zeros(rows.shape[1])
     cost[-1] = -1.0
     answer = linprog(
-        cost,
-        A_ub=rows,
-        b_ub=np.zeros(len(plans)),
-        A_eq=np.r_[np.ones(paths.shape[1]), 0.0, 0.0][None],
-        b_eq=[1.0],
-        bounds=[(0, 1)] * paths.shape[1] + [(0, 100), (None, None)],
-        method="highs-ds",
-    )
+        cost, A_ub=rows, b_ub=np.zeros(len(plans)),
+        A_eq=np.r_[np.ones(paths.shape[1]), 0.0, 0.0][None], b_eq=[1.0],
+        bounds=[(0, 1)] * paths.shape[1] + [(0, 100), (None, None)], method="highs-ds",
+    )  # fmt: skip
     assert answer.x is not None, answer.message
     change = np.clip(answer.x[:-2], 0.0, 1.0)
     weights = Weights(change / change.sum(), max(float(answer.x[-2]), 0.0) * second / byte)
@@ -155,14 +140,10 @@ def _heaviest(plans: list[OptionPath], limit: float) -> tuple[float, Weights]:
 
 def _own(node: Node, before: float, behind: float, byte: float) -> Floats:
     """Weighed seconds of each option; before and behind are phi at the cuts around the node."""
-    found: Floats = (
-        node.always + behind * node.backward + (1 - before) * node.gradient + byte * node.memory
-    )
-    return found
+    return node.always + behind * node.backward + (1 - before) * node.gradient + byte * node.memory
 
 
 def _by_border(node: Node, cost: Floats) -> Floats:
-    """The least cost of each border's options."""
     least = np.full(len(node.border), np.inf)
     np.minimum.at(least, node.at, cost)
     return least

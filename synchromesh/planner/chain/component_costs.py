@@ -1,5 +1,4 @@
-"""The costs of a component under a tensor degree: seconds and bytes, of a micro-batch and of a
-step."""
+"""A component's costs under a tensor degree: seconds and bytes of a micro-batch and a step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,16 +35,10 @@ class ComponentCosts:
 
 
 def component_costs(
-    uniform: UniformPartitions,
-    degree: int,
-    index: int,
-    holding_of: Mapping[str, Holding],
-    profile: Profile,
-    ranks: Sequence[int] | None = None,
-    recompute: bool = False,
-) -> ComponentCosts | None:
-    """What the component takes under one degree on the slowest of `ranks` (None: all); None where
-    nothing is known of it."""
+    uniform: UniformPartitions, degree: int, index: int, holding_of: Mapping[str, Holding],
+    profile: Profile, ranks: Sequence[int] | None = None, recompute: bool = False,
+) -> ComponentCosts | None:  # fmt: skip
+    """On the slowest of `ranks` (None: all); None where nothing is known of the component."""
     local = uniform.partitions[degree].components[index]
     local = replace(local, layout=replace(local.layout, recompute=recompute))
     measured = profile.compute.get(local.program)
@@ -98,7 +91,6 @@ class _Gathers:
         return cls(seconds, sum(h.local_bytes for held in gathered for h in held))
 
     def computing(self, profile: Profile) -> float:
-        """Seconds of computation that they take."""
         return _taken("all_gather", self.seconds, profile) + profile.copy_byte * self.bytes
 
 
@@ -117,30 +109,19 @@ class _Traffic:
 
     @classmethod
     def of(
-        cls,
-        uniform: UniformPartitions,
-        local: LocalComponent,
-        layout: Layout,
-        own: Sequence[Holding],
-        profile: Profile,
-    ) -> "_Traffic":
-        """Of a component that has `layout` and is the first to use `own`. Unmeasured where the
-        profile lacks one of these collectives."""
+        cls, uniform: UniformPartitions, local: LocalComponent, layout: Layout,
+        own: Sequence[Holding], profile: Profile,
+    ) -> "_Traffic":  # fmt: skip
+        """Of a component that is first to use `own`. Unmeasured where a collective is unknown."""
         events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
         inside = [c for event in events for c in event.collectives]
         trained = [h for h in own if h.tensor.trainable]
         forward, backward = (seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS)
         waited, scattered = _scattered(trained, profile)
-        return cls(
-            forward,
-            backward,
-            seconds_of(uniform, local.repeats, layout, "backward", profile),
-            _Gathers.of(own, profile),
-            _Gathers.of(own, profile, backward=True),
-            _reduced(trained, uniform, profile),
-            waited,
-            scattered,
-        )
+        repeats = seconds_of(uniform, local.repeats, layout, "backward", profile)
+        gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
+        reduced = _reduced(trained, uniform, profile)
+        return cls(forward, backward, repeats, gathers, again, reduced, waited, scattered)
 
 
 def _gathered_bytes(h: Holding) -> int:
@@ -164,7 +145,6 @@ def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, flo
 
 
 def _taken(kind: str, seconds: float, profile: Profile) -> float:
-    """Seconds of computation that traffic takes."""
     return seconds * (1.0 - profile.overlap.get(kind, Overlap()).compute)
 
 
@@ -174,9 +154,8 @@ def _resident(h: Holding, profile: Profile) -> float:
     if not h.tensor.trainable:
         return h.kept_bytes
     lasting = h.parts > 1 and h.states != "parameters"
-    return (1.0 + profile.state_factor) * h.kept_bytes + (
-        h.local_bytes if lasting else h.kept_bytes
-    )
+    there = h.local_bytes if lasting else h.kept_bytes
+    return (1.0 + profile.state_factor) * h.kept_bytes + there
 
 
 def _reduced(trained: Sequence[Holding], uniform: UniformPartitions, profile: Profile) -> float:
@@ -186,11 +165,8 @@ def _reduced(trained: Sequence[Holding], uniform: UniformPartitions, profile: Pr
         if h.parts == 1:
             ranks = uniform.resized(gradient_pattern(h))
             sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
-    return sum(
-        max(0.0, collective_seconds("all_reduce", ranks, size, profile) - _latency(ranks, profile))
-        for ranks, size in sizes.items()
-    )
 
+    def seconds(ranks: Pattern, size: float) -> float:
+        return collective_seconds("all_reduce", ranks, size, profile)
 
-def _latency(ranks: Pattern, profile: Profile) -> float:
-    return collective_seconds("all_reduce", ranks, 1e-9, profile)
+    return sum(max(0.0, seconds(x, size) - seconds(x, 1e-9)) for x, size in sizes.items())

@@ -33,7 +33,6 @@ class FormSets:
         self._cost: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
     def add(self, number: int, form: int) -> int:
-        """The set with one more form."""
         key = (number, form)
         if key not in self._with:
             forms = tuple(sorted({*self.sets[number], form}))
@@ -84,11 +83,8 @@ class Frontier:
         values = self.table.values
         parts = tuple(
             (
-                behind.index(v) if v in behind else None,
-                before.index(v) if v in before else None,
-                values[v].source == i,
-                i in values[v].targets,
-                id(values[v].prices),
+                *(values_.index(v) if v in values_ else None for values_ in (behind, before)),
+                *(values[v].source == i, i in values[v].targets, id(values[v].prices)),
             )
             for v in sorted({*behind, *before})
         )
@@ -116,21 +112,15 @@ class Frontier:
             forms = [value.prices.form[b] for b in border]
             forward += value.prices.forward.min(0)[forms]
             backward += value.prices.backward.min(0)[forms]
-        columns = [
-            self._wanted(i, v, rows[:, behind.index(v)] if v in behind else None, shape)
-            for v in before
-        ]
+        known = (rows[:, behind.index(v)] if v in behind else None for v in before)
+        columns = [self._wanted(i, v, sets, shape) for v, sets in zip(before, known, strict=True)]
         rows, following = distinct(columns, shape)
         return Transition(rows, following, forward, backward)
 
     def _pay(
-        self,
-        prices: Prices,
-        border: Sequence[int],
-        wanted: Ints,
-        forward: Floats,
+        self, prices: Prices, border: Sequence[int], wanted: Ints, forward: Floats,
         backward: Floats,
-    ) -> None:
+    ) -> None:  # fmt: skip
         numbers, inverse = np.unique(wanted, return_inverse=True)
         costs = [self.sets.cost(prices, int(number)) for number in numbers]
         made = list(border)
@@ -147,8 +137,7 @@ class Frontier:
         numbers, inverse = np.unique(wanted, return_inverse=True)
         forms = [value.prices.form[b] for b in self.table.nodes[i].border]
         larger = [[self.sets.add(int(number), form) for form in forms] for number in numbers]
-        found: Ints = np.array(larger, dtype=np.int64)[inverse]
-        return found
+        return np.array(larger, dtype=np.int64)[inverse]
 
 
 def distinct(columns: Sequence[Ints], shape: tuple[int, int]) -> tuple[Ints, Ints]:
@@ -173,15 +162,12 @@ class Graph:
 
     @property
     def complete(self) -> bool:
-        """Whether no value was left out."""
         return not self.frontier.left_out
 
 
 def graph(table: Table, most: int = 300_000) -> Graph:
-    """The states of every cut, at most `most` pairs of state and border at each.
-
-    Where there would be more, the value that is open longest is left out (a U-Net's outermost
-    skip), and everything is counted again."""
+    """The states of every cut, at most `most` pairs of state and border at each: where there are
+    more, the value that is open longest is left out (a U-Net's outermost skip)."""
     left_out: frozenset[int] = frozenset()
     while True:
         frontier = Frontier(table, left_out)

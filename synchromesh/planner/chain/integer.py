@@ -153,7 +153,6 @@ class _IntegerProgram:
 
 
 def _scale(problem: Problem) -> float:
-    """Seconds of a typical plan."""
     total = sum(
         min(o.forward + o.backward + o.gradient + o.update for o in options)
         for options in problem.components

@@ -92,7 +92,6 @@ class Space:
 
 def decide(space: Space, i: int, node: Node, labels: Labels, above: float, width: int) -> Labels:
     """The labels at cut i: each label of cut i + 1 with each option of node i, then pruned.
-
     Candidates whose bound is above `above` go; at most `width` stay."""
     found, least = candidates(space, i, node, labels, above)
     return _pruned(found, least, width, space.limited)
@@ -118,18 +117,10 @@ def candidates(
     if space.limited:
         good &= memory + space.bound.light[i][coarse] <= space.bound.limit
     option, parent = np.nonzero(good)  # in lexicographic order, as the labels are
-    picked = (option, parent)
-    found = Labels(
-        states,
-        following[picked],
-        a[picked],
-        z[picked],
-        memory[picked],
-        parent,
-        node.option[option],
-        labels.lost,
-    )
-    return found, least[picked]
+    at = (option, parent)
+    chosen = node.option[option]
+    found = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
+    return found, least[at]
 
 
 def _pruned(
@@ -147,9 +138,8 @@ def _pruned(
 
 
 def _narrowed(labels: Labels, least: Floats, width: int, parts: int = 8) -> tuple[Labels, Floats]:
-    """Three in four are those of least bound, the others spread over what bounds do not tell.
-
-    A bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
+    """Three in four are those of least bound, the others spread over what bounds do not tell. A
+    bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
     (say, all behind on the network), and no good plan can be made of one kind alone. parts: of the
     range of lags, and of memory, from which the others are taken."""
     order = np.argsort(least, kind="stable")
@@ -173,31 +163,25 @@ def _part(values: Floats, parts: int) -> Ints:
     low, high = float(values.min()), float(values.max())
     if high <= low:
         return np.zeros(len(values), dtype=np.int64)
-    found: Ints = np.minimum((values - low) / (high - low) * parts, parts - 1).astype(np.int64)
-    return found
+    return np.minimum((values - low) / (high - low) * parts, parts - 1).astype(np.int64)
 
 
 # Dominance: which of many labels no other one of the same state undercuts in everything
 
 
 def undominated(state: Ints, x: Floats, y: Floats, z: Floats, limited: bool) -> Ints:
-    """Indices, ascending, of the labels to keep.
-
-    A label goes when another one of its state is at most as large in x and y, and, if `limited`,
-    in z. Of labels equal in these one of least z stays, the first."""
+    """Indices, ascending, of the labels to keep. A label goes when another one of its state is at
+    most as large in x and y, and, if `limited`, in z. Of labels equal in these one of least z
+    stays, the first."""
     order = np.lexsort((z, y, x, state))
-    if limited:
-        kept = ~_dominated(state[order], y[order], z[order])
-    else:
-        kept = _staircase(state[order], y[order])
-    found: Ints = np.sort(order[kept])
-    return found
+    state, y, z = state[order], y[order], z[order]
+    kept = ~_dominated(state, y, z) if limited else _staircase(state, y)
+    return np.sort(order[kept])
 
 
 def _ranks(values: Floats) -> Ints:
     """0, 1, 2 ... in ascending order, equal values alike."""
-    found: Ints = np.unique(values, return_inverse=True)[1]
-    return found
+    return np.unique(values, return_inverse=True)[1]
 
 
 def _staircase(state: Ints, y: Floats) -> Bools:
@@ -214,9 +198,8 @@ def _staircase(state: Ints, y: Floats) -> Bools:
 
 def _dominated(state: Ints, y: Floats, z: Floats) -> Bools:
     """Sorted by (state, x): true where an earlier label of the state has y and z at most as large.
-
-    Divide and conquer from the bottom: in each block of 2 w labels, is one of the left half
-    below one of the right half? Sorted by y, that is a running minimum of z."""
+    Divide and conquer from the bottom: in each block of 2 w labels, is one of the left half below
+    one of the right half? Sorted by y, that is a running minimum of z."""
     n = len(y)
     dominated = np.zeros(n, dtype=bool)
     # an earlier state gets the larger y, so that it is below nothing

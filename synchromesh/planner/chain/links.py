@@ -13,12 +13,7 @@ import numpy as np
 
 from synchromesh.cost.step_time import Unmeasured, pattern
 from synchromesh.planner.chain.problem import BATCH, Prices
-from synchromesh.planner.uniform import (
-    DIRECTIONS,
-    UniformPartitions,
-    payload,
-    seconds_of,
-)
+from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, payload, seconds_of
 from synchromesh.trace.partition.local import Input
 from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
 from synchromesh.values.component import Value
@@ -45,9 +40,8 @@ class CrossingValue:
 
     def wants(self, degree: int) -> dict[Placement, None]:
         """The states in which readers of a degree want it, in their order."""
-        return dict.fromkeys(
-            self.wanted[degree, i] for i in self.readers if (degree, i) in self.wanted
-        )
+        places = ((degree, i) for i in self.readers)
+        return dict.fromkeys(self.wanted[at] for at in places if at in self.wanted)
 
 
 def crossing_values(uniform: UniformPartitions) -> list[CrossingValue]:
@@ -88,8 +82,7 @@ def _crossing(
 
 
 def _made(uniform: UniformPartitions, degree: int, read: Mapping[int, Input]) -> Placement:
-    """The state in which a value is made under a degree, as its readers find it: those of the same
-    degree before others."""
+    """The state in which a value is made, as its readers find it, those of its degree first."""
     near = sorted(read, key=lambda i: not uniform.offers(degree, i))
     return read[near[0]].have if near else REPLICATED
 
@@ -127,27 +120,25 @@ def _prices(uniform: UniformPartitions, link: CrossingValue, profile: Profile) -
 def cheapest(
     uniform: UniformPartitions, link: CrossingValue, a: int | None, b: int, profile: Profile
 ) -> tuple[float, float]:
-    """Seconds forward and backward from degree `a` to degree `b` (None: leaves of the batch, whose
-    gathers are left out, as the module says)."""
+    """Seconds forward and backward from degree `a` (None: a leaf, whose gathers are left out)."""
     if a is None:
         return 0.0, 0.0
     wants = link.wants(b)
     if a == b:
-        moves = [m for w in wants for m in _move(uniform, link.value, link.made[a], w, a)]
+        moves = [m for w in wants for m in _move(link.value, link.made[a], w, a)]
         return _both(uniform, moves, uniform.layout(a), profile)
     best = (float("inf"), float("inf"))
     for have in dict.fromkeys((link.made[a], *_STATES)):
-        leaving = _move(uniform, link.value, link.made[a], have, a)
+        leaving = _move(link.value, link.made[a], have, a)
         for want in dict.fromkeys((*wants, REPLICATED)):
             edge = _edge(uniform, link.value, have, want, a, b)
-            if edge is None or leaving is None:
+            if edge is None:
                 continue
-            arriving = [m for w in wants for m in _move(uniform, link.value, want, w, b)]
+            arriving = [m for w in wants for m in _move(link.value, want, w, b)]
             try:
                 crossed = [
-                    _both(uniform, leaving, uniform.layout(a), profile),
-                    _both(uniform, edge, uniform.layout(a), profile),
-                    _both(uniform, arriving, uniform.layout(b), profile),
+                    _both(uniform, found, uniform.layout(degree), profile)
+                    for found, degree in ((leaving, a), (edge, a), (arriving, b))
                 ]
             except Unmeasured:
                 continue
@@ -166,13 +157,9 @@ def _both(
     return forward, backward
 
 
-def _move(
-    uniform: UniformPartitions, value: Value, have: Placement, want: Placement, degree: int
-) -> tuple[Collective, ...]:
+def _move(value: Value, have: Placement, want: Placement, degree: int) -> tuple[Collective, ...]:
     """The collectives of a move on one axis; through the unsharded value where there is no way."""
-    if have == want or degree == 1:
-        return ()
-    if (have.kind, want.kind) not in TABLE:
+    if have == want or degree == 1 or (have.kind, want.kind) not in TABLE:
         return ()
     return move_collectives(value, have, want, degree, value.differentiable)
 
@@ -201,7 +188,7 @@ def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
                 continue
             for have, want in product((link.made[a], REPLICATED), (*wants, REPLICATED)):
                 note(_edge(uniform, link.value, have, want, a, b) or (), a)
-            note(_move(uniform, link.value, link.made[a], REPLICATED, a), a)
+            note(_move(link.value, link.made[a], REPLICATED, a), a)
             for want in wants:
-                note(_move(uniform, link.value, REPLICATED, want, b), b)
+                note(_move(link.value, REPLICATED, want, b), b)
     return [(kind, where, size) for (kind, where), size in sorted(found.items())]

@@ -33,10 +33,8 @@ BATCH = -1  # the source of a link that carries the batch
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a component: seconds of a step, bytes on a device, its border.
-
-    Two options of equal border look the same to their neighbours (layout, placements of values).
-    """
+    """One way to run a component: seconds of a step, bytes on a device, its border. Options of
+    equal border look the same to their neighbours (layout, placements of values)."""
 
     forward: float  # s on the critical path, blocking collectives included
     backward: float  # s, the same for backward
@@ -48,18 +46,16 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """What it costs to bring a value from the source's border to a wanted form.
-
-    `forward`, `backward`: seconds [border of the source, form], inf where it is not allowed.
-    `form`: the form that a target wants, by the target's border. Links of equal prices share one
-    object; it is compared by identity."""
+    """What it costs to bring a value from the source's border to a wanted form. `forward`,
+    `backward`: seconds [border of the source, form], inf where it is not allowed. `form`: the form
+    that a target wants, by the target's border. Links of equal prices share one object; it is
+    compared by identity."""
 
     forward: Floats
     backward: Floats
     form: tuple[int, ...]
 
     def faults(self) -> list[str]:
-        """What is wrong with the tables; nothing where they are well formed."""
         found = []
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
             return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
@@ -81,9 +77,8 @@ class PricedEdge:
 
 @dataclass(frozen=True)
 class Problem:
-    """Options of each component, in topological order, and the links between them.
-
-    Raises ValueError with every fault found. Components of equal options share one tuple."""
+    """Options of each component, in topological order, and the links between them. Raises
+    ValueError with every fault found. Components of equal options share one tuple."""
 
     components: tuple[tuple[Option, ...], ...]
     links: tuple[PricedEdge, ...] = ()
@@ -154,18 +149,14 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> tuple[float, int]:
     return seconds + sum(o.update for o in chosen), sum(o.memory for o in chosen)
 
 
-# Solutions
-
 EXACT = 1e-9  # relative difference of seconds that is rounding (see `table`)
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """An option index per component, seconds of a step, bytes on a device.
-
-    gap: no plan takes less than (1 - gap) of the seconds; 0 where this one is the best. within:
-    memory is within the limit; if not, this is the plan of least memory (the quickest of these).
-    """
+    """An option index per component, seconds of a step, bytes on a device. gap: no plan takes less
+    than (1 - gap) of the seconds; 0 where this one is the best. within: the limit of memory; if
+    not, this is the (quickest) plan of least memory."""
 
     choice: tuple[int, ...]
     seconds: float

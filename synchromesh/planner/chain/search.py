@@ -59,7 +59,6 @@ class SearchTuning:
     runner_up: int = 64  # labels that the pass keeps which runners-up continue
 
     def passes(self, options: int) -> Iterator[int]:
-        """The widths of a problem of so many options."""
         for k, width in enumerate(self.widths):
             if k >= self.always and options * width > self.work:
                 return
@@ -70,10 +69,9 @@ TUNING = SearchTuning()
 
 
 def search(problem: Problem, limit: float = math.inf, most: int = 0) -> ChainPlan:
-    """The plan of least step time with at most `limit` bytes on a device, and `most` others.
-
-    Plans of equal seconds: less memory where neither clock tells them apart, then the smaller
-    indices. Raises ValueError where prices allow no plan at all."""
+    """The plan of least step time with at most `limit` bytes on a device, and `most` others. Plans
+    of equal seconds: less memory where neither clock tells them apart, then the smaller indices.
+    Raises ValueError where prices allow no plan at all."""
     found = _search(problem, limit)
     if not most:
         return found
@@ -101,9 +99,7 @@ def _search(problem: Problem, limit: float) -> ChainPlan:
 def _quickest(
     problem: Problem, columns: Table, states: Graph, limit: float, wanted: float
 ) -> ChainPlan | None:
-    """The best plan found within the limit; None: there is none.
-
-    Ends early, with a plan above the wanted bytes, where that is what a pass finds."""
+    """The best plan within the limit; ends early with one above `wanted` bytes; None: none."""
     prepared = space_of(columns, states, limit)
     if prepared is None:
         return None
@@ -155,15 +151,11 @@ def _least_memory(problem: Problem) -> float:
     return found.memory
 
 
-# Runners-up
-
-
 def runners_up(
     problem: Problem, found: ChainPlan, limit: float = math.inf
 ) -> tuple[ChainPlan | None, ...]:
-    """By component; None: every plan within the limit that was found gives it the same border.
-
-    A runner-up's gap says how much quicker a plan of the same other border might be."""
+    """By component; None: every plan within the limit that was found gives it the same border. A
+    runner-up's gap says how much quicker a plan of the same other border might be."""
     prepared = _walked(problem, limit)
     if prepared is None:
         return (None,) * len(problem.components)

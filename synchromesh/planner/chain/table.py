@@ -38,8 +38,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """All nodes and values of a problem. values: from node to nodes; their prices are on the grid,
-    inf in `forward` alone."""
+    """All nodes and values. values: between nodes; prices on the grid, inf in `forward` alone."""
 
     nodes: tuple[Node, ...]
     values: tuple[PricedEdge, ...]
@@ -81,19 +80,13 @@ def _grid(problem: Problem) -> float:
 
 def _node(options: Sequence[Option], grid: float) -> Node:
     border = tuple(sorted({o.border for o in options}))
-    numbers = np.array(
-        [(o.forward, o.update, o.backward, o.gradient) for o in options], dtype=np.float64
-    )
+    numbers = np.array([(o.forward, o.update, o.backward, o.gradient) for o in options], float)
     forward, update, backward, gradient = (np.round(numbers / grid) * grid).T
     node = Node(
-        np.arange(len(options)),
-        border,
-        np.array([border.index(o.border) for o in options]),
-        forward + update,
-        backward,
-        gradient,
+        np.arange(len(options)), border, np.array([border.index(o.border) for o in options]),
+        forward + update, backward, gradient,
         np.array([o.memory for o in options], dtype=np.float64),
-    )
+    )  # fmt: skip
     return node.only(~_needless(node))
 
 

@@ -39,6 +39,7 @@ from synchromesh.planner.stages.plans import stage_plans
 from synchromesh.planner.unequal import widened
 from synchromesh.planner.uniform import UniformPartitions, degrees, uniform_partitions
 from synchromesh.planner.wording import relatives
+from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -58,8 +59,7 @@ TUNING = DecisionTuning()
 
 
 def survey(facts: Facts, known: Profile | None = None) -> Profile:
-    """The facts that searches need: of every tensor degree, of what crosses between them, and of
-    what groups of stages send."""
+    """The facts of every tensor degree, of what crosses between them, of what stages send."""
     uniform = uniform_partitions(facts.partitions)
     besides = (*crossings(uniform), *stage_demands(uniform))
     partitions = [*uniform.partitions.values()]
@@ -69,14 +69,10 @@ def survey(facts: Facts, known: Profile | None = None) -> Profile:
 
 
 def decide(
-    facts: Facts,
-    profile: Profile,
-    current: Plan | None = None,
-    explained: bool = False,
+    facts: Facts, profile: Profile, current: Plan | None = None, explained: bool = False,
     given: Sequence[Candidate] = (),
-) -> Choice:
+) -> Choice:  # fmt: skip
     """The choice from a survey's profile; what is new in the best plans is asked of `facts`.
-
     current: the plan in force, which is priced among the candidates. given: candidates of the
     user's. explained: finds each component's runner-up too, in the process that searched. The
     chosen candidate may fit no device (`misfit` says why), or have no price."""
@@ -99,8 +95,7 @@ def decide(
 
 
 class _Decision:
-    """A decision under way: the candidates and the profile so far, and the search of this process
-    if it made one."""
+    """A decision under way: candidates and profile so far, and the search of this process."""
 
     def __init__(self, facts: Facts, profile: Profile) -> None:
         self.facts, self.partitions, self.profile = facts, facts.partitions, profile
@@ -113,10 +108,7 @@ class _Decision:
         self.proposed: list[Plan] = []  # plans of the searches and plain ones
         self.wider: list[Plan] = []  # made of these
 
-    # The sequence
-
     def propose(self, current: Plan | None) -> None:
-        """The best of the searches, the plain plans and the one in force."""
         problem = self.problem
 
         def find() -> list[Plan]:
@@ -139,7 +131,6 @@ class _Decision:
         self.candidates = self.priced(self.proposed)
 
     def widen(self) -> None:
-        """Rows by what devices can do, and fewer devices."""
         find = partial(widened, self.partitions, self.candidates, self.profile)
         self.wider = self.facts.agreed(find, str, Plan.parse)
         for plan in self.wider:  # numbers of ranks that no layout of all devices has
@@ -165,8 +156,7 @@ class _Decision:
             self._add([*alike, *self._saved_apart(alike)])
 
     def simplify(self) -> None:
-        """Relatives of the plan that would be taken that are taken instead, each plainer than the
-        one before."""
+        """Relatives that are taken instead of the best plan, each plainer than the one before."""
         made = list[Candidate]()
         while (best := decided([*self.candidates, *made])[0]).fits and best.plan.overrides:
             plans = relatives(self.uniform, self.problem, best.plan)
@@ -179,9 +169,8 @@ class _Decision:
         self._add(made)
 
     def descend(self) -> bool:
-        """What is taken instead of the best candidate after a descent from all of them; whether
-        there is such a plan. The rank that searches makes it alone: what is new there is
-        estimated, but not measured."""
+        """What a descent from all candidates finds that is taken instead of the best of them, if
+        anything. The rank that searches makes it alone: what is new is estimated, not measured."""
         near = partial(neighbours, self.uniform, self.problem, self.levels)
 
         def priced(plans: Sequence[Plan]) -> list[Candidate]:
@@ -210,23 +199,20 @@ class _Decision:
             made += self.priced([other])
         return decided([*{c.plan: c for c in made}.values(), *refused(self.problem)])
 
-    # What is asked and priced on the way
-
     @cached_property
     def uniform(self) -> UniformPartitions:
         return uniform_partitions(self.partitions)
 
     def ask(
-        self,
-        plans: Sequence[Plan],
-        ranks: Sequence[int] | None = None,
-        rows: int = 0,
-        quick: bool = False,
-    ) -> None:
-        """Adds the facts of plans to the profile."""
+        self, plans: Sequence[Plan] = (), ranks: Sequence[int] | None = None, rows: int = 0,
+        quick: bool = False, others: Iterable[Partition] | None = None,
+    ) -> None:  # fmt: skip
+        """Adds the facts of plans, and of `others`, partitions in one micro-batch."""
         began = time.perf_counter()
-        for parts in dict.fromkeys(plan.micro_batches for plan in plans):
-            possible = self.partitions.possible(p for p in plans if p.micro_batches == parts)
+        asked = {} if others is None else {1: [*others]}
+        for plan in plans:
+            asked.setdefault(plan.micro_batches, []).extend(self.partitions.possible([plan]))
+        for parts, possible in asked.items():
             self.profile = self.facts.profile(
                 possible, self.profile, ranks, rows=rows, quick=quick, micro_batches=(parts,)
             )
@@ -244,11 +230,9 @@ class _Decision:
         return self.facts.agreed(lambda: [*find()], Candidate.to_record, Candidate.from_record)
 
     def _divides(self, count: int) -> bool:
-        """Whether a layout of all devices has groups of so many."""
         return not self.problem.unsplittable and self.problem.devices % count == 0
 
     def _add(self, made: Iterable[Candidate]) -> None:
-        """Those whose plans are no candidates yet."""
         known = {c.plan for c in self.candidates}
         self.candidates += {c.plan: c for c in made if c.plan not in known}.values()
 
@@ -267,7 +251,12 @@ class _Decision:
 
     def _saved_apart(self, alike: Sequence[Candidate]) -> list[Candidate]:
         """The best of each search in which components save what they must."""
-        self._ask_of_levels()
+        sharded = (
+            cut.under([replace(c.layout, shard_states=states) for c in cut.components])
+            for states in self.levels[1:]
+            for cut in self.uniform.partitions.values()
+        )
+        self.ask(others=sharded)
         made = [*alike]
         searches = SavingSearches(self.problem.limit)
         while searches.left:
@@ -282,24 +271,12 @@ class _Decision:
         return made[len(alike) :]
 
     def _search_saving(self, searches: SavingSearches) -> list[Plan]:
-        """The plans of the next search."""
         limit = searches.limit_of_sums(self.search)
         try:
             self.search = ChainSearch.of(self.uniform, self.profile, limit, self.ways)
         except ValueError:  # a level was not measured, or prices forbid every plan
             return []
         return self.search.plans(self.problem)
-
-    def _ask_of_levels(self) -> None:
-        """The facts of every degree under every level of sharded states."""
-        began = time.perf_counter()
-        every = [
-            cut.under([replace(c.layout, shard_states=states) for c in cut.components])
-            for states in self.levels[1:]
-            for cut in self.uniform.partitions.values()
-        ]
-        self.profile = self.facts.profile(every, self.profile)
-        self.waited += time.perf_counter() - began
 
 
 def _uncertain(
@@ -323,19 +300,14 @@ def _unevenness(plan: Plan) -> float:
 
 
 def _largest(plan: Plan, devices: int) -> float:
-    """The most rows of a rank over those of an equal block on all devices; programs of stages are
-    timed with their own."""
+    """The most rows of a rank over those of an equal block; 1 of stages, timed with their own."""
     if plan.stages:
         return 1.0
     return _unevenness(plan) * devices / len(plan.devices(devices))
 
 
-# Plans that are proposed
-
-
 def plain(devices: int, splits: bool = True) -> list[Plan]:
-    """The plans that anybody would try: one device, `data`, and where parameters may be sharded
-    `tensor` and uniform hybrids."""
+    """What anybody would try: one device, `data`, and with `splits` `tensor` and hybrids."""
     specs = [LayoutSpec("single"), LayoutSpec("data")]
     if splits:
         specs += [LayoutSpec("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
@@ -348,9 +320,6 @@ def refused(problem: PlanningProblem) -> list[Candidate]:
     why = problem.unsplittable
     kept = plain(problem.devices, splits=not why)
     return [Candidate(p, None, (), False, why) for p in plain(problem.devices) if p not in kept]
-
-
-# Runners-up
 
 
 def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:

@@ -65,8 +65,7 @@ def descended(
 def neighbours(
     uniform: UniformPartitions, problem: PlanningProblem, levels: Sequence[ShardStates], plan: Plan
 ) -> list[Plan]:
-    """The plans of one change; none of a plan on some of the devices, or with settings but its
-    micro-batches, which stay, or are half as many."""
+    """The plans of one change; none of a plan with idle devices, or settings but micro-batches."""
     count = plan.micro_batches
     plain = Plan(plan.default, plan.overrides, micro_batches=count, pieces=plan.pieces)
     if plan != plain or len(problem.ranks(plan)) < problem.devices:

@@ -51,8 +51,7 @@ class SavingSearches:
         return self.ABOVE * self.limit
 
     def after(self, best: Candidate, least: float) -> "SavingSearches":
-        """What is left after a search that found `best`. least: seconds of the quickest candidate
-        that fits."""
+        """What is left after a search found `best`. least: seconds of the quickest that fits."""
         assert best.fullest is not None
         lacking = best.fullest.peak - self.limit
         in_vain = lacking > 0 and best.seconds >= least
@@ -71,8 +70,7 @@ def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Cand
 
 
 def ways_to_save(problem: PlanningProblem) -> tuple[Saving, ...]:
-    """In which ways a component may save memory: nothing is sharded where the optimizer needs
-    whole parameters."""
+    """How a component may save memory: states stay whole where the optimizer needs them so."""
     return tuple(way for way in SAVINGS if way[0] == "none" or not problem.unsplittable)
 
 
@@ -96,9 +94,8 @@ def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Pl
 
 
 def _savings(plan: Plan) -> Iterator[list[Plan]]:
-    """Every level of sharding that frees more than the one before, without and with
-    recomputation. Gradients of one micro-batch are sharded when they are there, whatever the
-    level."""
+    """Every level of sharding that frees more than the one before, without and with recomputation;
+    gradients of one micro-batch are sharded when they are there, whatever the level."""
     levels: list[ShardStates] = ["none", "optimizer", "parameters"]
     if plan.micro_batches > 1:
         levels.insert(2, "gradients")
@@ -109,8 +106,7 @@ def _savings(plan: Plan) -> Iterator[list[Plan]]:
 
 
 def _cut(problem: PlanningProblem, plan: Plan) -> Iterator[list[Plan]]:
-    """The plan in more micro-batches, as it is and with all of its states sharded; stages have
-    micro-batches of their own."""
+    """More micro-batches, as it is and with all states sharded; stages have their own number."""
     if plan.stage_count == 1 and parts_alike(problem.step):
         cut = [*in_micro_batches(problem, plan)]
         sharded = [p for c in cut if (p := _saving(c, "parameters", False)) != c]
@@ -119,7 +115,6 @@ def _cut(problem: PlanningProblem, plan: Plan) -> Iterator[list[Plan]]:
 
 def in_micro_batches(problem: PlanningProblem, plan: Plan, most: int = 64) -> Iterator[Plan]:
     """The plan in twice as many micro-batches each time, of a row for each of its ranks at least.
-
     most: to price 64 of 34 components takes 0.8 s, 50 times as long as one."""
     most = min(most, problem.rows // max(x.data for x in problem.layouts(plan)))
     count, default = 2 * plan.micro_batches, plan.default
@@ -131,24 +126,16 @@ def in_micro_batches(problem: PlanningProblem, plan: Plan, most: int = 64) -> It
 
 
 def _saving(plan: Plan, states: ShardStates, recompute: bool) -> Plan:
-    """The plan with all components saving alike."""
+    """The plan with all components saving alike, as far as each layout allows it."""
 
-    def spec(of: LayoutSpec) -> LayoutSpec:
-        return _spec(of, states, recompute)
+    def saving(spec: LayoutSpec) -> LayoutSpec:
+        if spec.name == "sharded-data":
+            spec = LayoutSpec("data")
+        level = states if "states" in OPTIONS[spec.name] else "none"
+        return replace(spec, states=level, recompute=recompute)
 
-    overrides = tuple(replace(o, spec=spec(o.spec)) for o in plan.overrides)
-    return replace(plan, default=spec(plan.default), overrides=overrides)
-
-
-def _spec(spec: LayoutSpec, states: ShardStates, recompute: bool) -> LayoutSpec:
-    """The spec with what its layout allows: states are sharded over data ranks."""
-    if spec.name == "sharded-data":
-        spec = LayoutSpec("data")
-    level = states if "states" in OPTIONS[spec.name] else "none"
-    return replace(spec, states=level, recompute=recompute)
-
-
-# What is lacking
+    overrides = tuple(replace(o, spec=saving(o.spec)) for o in plan.overrides)
+    return replace(plan, default=saving(plan.default), overrides=overrides)
 
 
 @dataclass(frozen=True)
@@ -204,8 +191,7 @@ def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
 
 
 def misfit(choice: Choice, partitions: PartitionCache) -> str:
-    """The plan that lacks least, by how much on which device, and what would fit: fewer rows, more
-    micro-batches, more devices, larger ones."""
+    """The plan that lacks least, by how much on which device, and changes of it that would fit."""
     problem = partitions.problem
     measured = [c for c in choice.candidates if c.memory]
     if not measured:
@@ -240,8 +226,7 @@ def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str
 
 
 def _last(true: Callable[[int], bool], first: int, end: int) -> int:
-    """The last number from `first` on below `end` of which `true` holds, which holds of none
-    behind it; 0: of none."""
+    """The last number of `first` .. `end` - 1 of which `true` holds, none behind it; 0: none."""
     if first >= end or not true(first):
         return 0
     while end - first > 1:
@@ -262,14 +247,10 @@ def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile
 
 
 def _more_devices(
-    partitions: PartitionCache,
-    plans: Sequence[Plan],
-    profile: Profile,
-    nearest: int = 8,
+    partitions: PartitionCache, plans: Sequence[Plan], profile: Profile, nearest: int = 8,
     times_as_many: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
-) -> str:
-    """The fewest on which one of the `nearest` plans fits. A plan that names ranks says nothing of
-    more of them."""
+) -> str:  # fmt: skip
+    """The fewest on which one of the `nearest` plans that leave ranks and rows open fits."""
     problem = partitions.problem
     free = [p for p in plans if p.ranks is None and p.rows is None and not p.stages][:nearest]
     for times in times_as_many:

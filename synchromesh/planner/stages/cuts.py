@@ -20,10 +20,8 @@ from synchromesh.values.profile import Profile
 
 
 def cut(weights: Sequence[float], stages: int) -> tuple[int, ...]:
-    """The first component of each stage: 0, then where the chain is cut.
-
-    weights: seconds (or any measure of work) of each component, at least 0. ValueError where
-    there are fewer components than stages."""
+    """The first component of each stage. weights: seconds (or any measure of work) of each
+    component, at least 0. ValueError where there are fewer components than stages."""
     if not 1 <= stages <= len(weights):
         raise ValueError(
             f"{stages} stages need as many components at least, and at least one; there are "
@@ -71,9 +69,6 @@ def _best(
     return least[count], tuple(reversed(firsts))
 
 
-# Where a plan that leaves its cuts open (`pipeline:stages=2`) begins its stages
-
-
 def cut_plan(step: Step, plan: Plan, weights: Sequence[float], devices: int) -> Plan:
     """The plan with stages of level work. weights: of each component. ValueError where the model
     has fewer components than stages, or these do not divide the devices."""
@@ -91,15 +86,12 @@ def unstaged(plan: Plan, devices: int) -> Plan:
 
 def estimated_work(partition: Partition) -> list[float]:
     """Operations of each component, roughly."""
-    return [
-        sum(e.work for e in local.events if isinstance(e, Computation))
-        for local in partition.components
-    ]
+    computed = ([e for e in c.events if isinstance(e, Computation)] for c in partition.components)
+    return [sum(e.work for e in events) for events in computed]
 
 
 def measured_work(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[float]:
-    """Seconds of each component's forward and backward for a micro-batch of `plan`, whose cuts are
-    open, on the slowest rank."""
+    """Seconds of each component for a micro-batch of `plan`, cuts open, on the slowest rank."""
     alone = unstaged(plan, partitions.problem.devices)
     placed = planned_step(partitions, alone)
     rows = partitions.problem.rows / plan.micro_batches

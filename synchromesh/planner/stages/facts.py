@@ -11,7 +11,7 @@ devices under d say what a group of g devices does, g/d x d: for each of m micro
 Seconds of unequal devices are those of the quick ones times the slowdown of the group."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -44,22 +44,11 @@ from synchromesh.values.profile import Overlap, Pattern, Profile
 MESSAGE = "send"
 
 
-@dataclass(frozen=True)
-class StageOffer:
-    """What of stages is measured and searched; chosen, not measured."""
-
-    all_sizes: int = 4  # devices up to which groups of any size are offered; else divisors and
-    # what they leave of all, because each size asks for curves of its own
-    micro_batches: int = 32  # at most: small programs are quicker on the line than they are
-
-
-OFFER = StageOffer()
-
-
-def stage_sizes(devices: int) -> tuple[int, ...]:
-    """The sizes of groups that are offered, below all devices."""
+def stage_sizes(devices: int, all_sizes: int = 4) -> tuple[int, ...]:
+    """Sizes of groups that are offered, below all devices; of more than `all_sizes` (chosen)
+    divisors and what they leave, as each size asks for curves of its own."""
     sizes = group_sizes(devices)
-    if devices > OFFER.all_sizes:
+    if devices > all_sizes:
         even = {g for g in sizes if devices % g == 0}
         sizes = tuple(g for g in sizes if g in even or devices - g in even)
     return tuple(g for g in sizes if g < devices)
@@ -104,9 +93,11 @@ def divisible(uniform: UniformPartitions) -> bool:
 
 
 def stage_problem(
-    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int], slowdowns: Sequence[float]
-) -> StageProblem:
-    """The problem of two stages and more, on ranks in `order`; slowdowns: of each rank."""
+    facts: "GroupFacts", planned: PlanningProblem, order: Sequence[int],
+    slowdowns: Sequence[float], most: int = 32,
+) -> StageProblem:  # fmt: skip
+    """The problem of two stages and more, on ranks in `order`. slowdowns: of each rank. most:
+    micro-batches; small programs are quicker on the line than they are. Chosen, not measured."""
     uniform = facts.uniform
     limits = planned.limits or (float("inf"),) * uniform.devices
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
@@ -114,26 +105,16 @@ def stage_problem(
     @cache
     def costs(micro_batches: int) -> StageCosts:
         return stage_costs(
-            lambda size, degree: facts(size, degree, micro_batches),
-            sizes,
-            uniform.degrees,
-            count,
+            lambda size, degree: facts(size, degree, micro_batches), sizes, uniform.degrees, count
         )
 
-    numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= OFFER.micro_batches)
-    return StageProblem(
-        count,
-        sizes,
-        tuple(limits[r] for r in order),
-        tuple(slowdowns[r] for r in order),
-        numbers,
-        costs,
-    )
+    numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= most)
+    limits, slowdowns = (tuple(of_rank[r] for r in order) for of_rank in (limits, slowdowns))
+    return StageProblem(count, sizes, limits, slowdowns, numbers, costs)
 
 
 class GroupFacts:
-    """The facts of a model's components by group, degree and number of micro-batches, on `quick`
-    ranks."""
+    """The facts of components by group, degree and number of micro-batches, on `quick` ranks."""
 
     def __init__(self, uniform: UniformPartitions, profile: Profile, quick: Sequence[int]) -> None:
         self.uniform, self.profile = uniform, profile
@@ -183,7 +164,6 @@ class GroupFacts:
         )
 
     def _group(self, size: int, micro_batches: int) -> UniformPartitions:
-        """A group of devices with one micro-batch."""
         return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))
 
     def _alone(self, size: int, degree: int, micro_batches: int) -> StageFacts | None:
@@ -227,12 +207,9 @@ class GroupFacts:
         )
 
     def _moved(
-        self,
-        facts: StageFacts,
-        group: UniformPartitions,
-        degree: int,
+        self, facts: StageFacts, group: UniformPartitions, degree: int,
         values: Sequence[CrossingValue],
-    ) -> StageFacts:
+    ) -> StageFacts:  # fmt: skip
         """With what values take that move between components of one degree."""
         forward, backward = facts.forward.copy(), facts.backward.copy()
         for value in values:

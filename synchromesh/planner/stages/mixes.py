@@ -55,21 +55,10 @@ from synchromesh.planner.stages.problem import (
 )
 
 
-@dataclass(frozen=True)
-class MixTuning:
-    """What mixing may cost; chosen, not measured."""
-
-    halvings: int = 2  # of the shares between 0 and 1: a stage is searched at most 5 times
-
-
-TUNING = MixTuning()
-
-
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """What may be mixed in a stage: its ways, what each component takes in each of them, without
-    links, and the links, whose components are counted from the stage's first and whose borders are
-    places in `ways`."""
+    """What may be mixed in a stage: ways, what components take in each without links, and the
+    links, from the stage's first component on and with places in `ways` as borders."""
 
     ways: tuple[int, ...]
     facts: tuple[StageFacts, ...]
@@ -108,21 +97,17 @@ class StagePlace:
     held: int
 
     def mix(self, stage: PlannedStage, seconds: float, fill: float, end: float) -> "Mix":
-        """Of t, x and e."""
         busy = self.slowdown * seconds
         return Mix(stage, busy + fill, (self.micro_batches - 1) * busy + end)
 
 
 @dataclass(frozen=True)
 class Mix:
-    """A stage with ways of its components, and what it takes."""
-
     stage: PlannedStage
     passage: float
     slowest: float
 
     def seconds(self, share: float) -> float:
-        """What the search makes least."""
         return self.passage + share * self.slowest
 
 
@@ -136,35 +121,32 @@ class Mixes:
 
 
 def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
-    """The stage as it is."""
     costs = problem.costs(place.micro_batches)
     at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
     return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
 
 
-def _mixes(place: StagePlace, own: Mix, inside: Inside | None) -> Mixes:
-    """The mixes that memory holds; the stage's own alone where it holds no other."""
+def _mixes(place: StagePlace, own: Mix, inside: Inside | None, halvings: int = 2) -> Mixes:
+    """The mixes that memory holds; the stage's own alone where it holds no other. halvings: of the
+    shares between 0 and 1, so that a stage is searched at most 5 times; chosen, not measured."""
     if inside is not None:
         searches = Searches(place, own.stage, inside)
         least, most = searches.least(0.0), searches.least(1.0)
         if least and most:
             (passing, passage), (whole, both) = least, most
-            between = searches.between(passing, whole, TUNING.halvings)
+            between = searches.between(passing, whole, halvings)
             return Mixes((own, passing, whole, *between), passage, both)
     return Mixes((own,), own.seconds(0.0), own.seconds(1.0))
 
 
 @dataclass(frozen=True)
 class Searches:
-    """The searches of a stage."""
-
     place: StagePlace
     stage: PlannedStage
     inside: Inside
 
     def least(self, share: float) -> tuple[Mix, float] | None:
-        """The mix of least passage + share slowest, and what none is below; None: memory holds
-        none."""
+        """The mix of least passage + share slowest, and what none is below; None: no memory."""
         place = self.place
         times = place.slowdown * (1 + share * (place.micro_batches - 1))
         found = search(self.chain(times, share), place.limit)
@@ -184,7 +166,6 @@ class Searches:
             yield from self.between(found[0], b, halvings - 1)
 
     def mix(self, choice: Sequence[int]) -> Mix:
-        """What a choice of ways takes."""
         first, last = self.inside.facts[choice[0]], self.inside.facts[choice[-1]]
         arrives = float(first.message[self.stage.first])
         leaves = float(last.message[self.stage.end])
@@ -223,13 +204,10 @@ class Searches:
         forward, backward = float(facts.forward[i]), float(facts.backward[i])
         forward += (1 - facts.overlap.compute) * (arrives + leaves) + facts.begin * at_first
         return Option(
-            times * forward + (times - share) * backward,
-            share * backward,
-            share * float(facts.gradient[i]),
-            share * float(facts.update[i]) + 2 * arrives,
-            ceil(facts.resident[i] + self.place.held * facts.kept[i]),
-            border,
-        )
+            times * forward + (times - share) * backward, share * backward,
+            share * float(facts.gradient[i]), share * float(facts.update[i]) + 2 * arrives,
+            ceil(facts.resident[i] + self.place.held * facts.kept[i]), border,
+        )  # fmt: skip
 
 
 def _times(factor: float, seconds: Floats) -> Floats:
@@ -238,7 +216,6 @@ def _times(factor: float, seconds: Floats) -> Floats:
 
 
 def _least(every: Sequence[Mixes]) -> tuple[Mix, ...]:
-    """A mix of each stage, of least T."""
     caps = sorted({mix.slowest for x in every for mix in x.offered})
     below = ([[mix for mix in x.offered if mix.slowest <= cap] for x in every] for cap in caps)
     return min(

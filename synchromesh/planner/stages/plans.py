@@ -7,7 +7,7 @@ schedules.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from synchromesh.planner.problem import PlanningProblem
 from synchromesh.planner.stages.chunks import interleaved
@@ -24,22 +24,13 @@ from synchromesh.values.plan_item import Stage
 from synchromesh.values.profile import Profile
 
 
-@dataclass(frozen=True)
-class StagePlanTuning:
-    """How many plans with stages are proposed; chosen, not measured."""
-
-    numbers: int = 2  # of micro-batches: the best, and the best with another number
-    plans: int = 6  # in all: each is priced by a walk of all its micro-batches
-
-
-TUNING = StagePlanTuning()
-
-
 def stage_plans(
-    uniform: UniformPartitions, planned: PlanningProblem, profile: Profile, most: float = math.inf
-) -> list[Plan]:
+    uniform: UniformPartitions, planned: PlanningProblem, profile: Profile,
+    most: float = math.inf, number: int = 6,
+) -> list[Plan]:  # fmt: skip
     """A few plans of two stages and more, the best of the search first; none where the model has
-    one component, or nothing of stages is known. most: seconds of a step that they may take."""
+    one component, or nothing of stages is known. most: seconds of a step that they may take.
+    number: of plans, each of which is priced by a walk of all its micro-batches; chosen."""
     if not divisible(uniform):
         return []
     slowdowns = slowdowns_of(profile, uniform.devices)
@@ -52,12 +43,11 @@ def stage_plans(
     ]
     found.sort(key=lambda x: x[0].seconds)
     plans = (p for best, order in found for p in _scheduled(uniform, planned, best, order))
-    return list(dict.fromkeys(plans))[: TUNING.plans]
+    return list(dict.fromkeys(plans))[:number]
 
 
 def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | None]:
-    """The best plans of one order of ranks: of one degree in each stage, of several, interleaved;
-    None where there are none."""
+    """Of one order of ranks: of one degree in each stage, of several, interleaved; None: none."""
     for best in _best(problem):
         yield best
         yield mixed(problem, best, facts.inside)
@@ -65,17 +55,14 @@ def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | 
 
 
 def orders(slowdowns: Sequence[float]) -> list[tuple[int, ...]]:
-    """The ranks in the orders that stages are laid on."""
     ranks = range(len(slowdowns))
-    found = [tuple(ranks)]
-    found.append(tuple(sorted(ranks, key=lambda r: slowdowns[r])))
-    found.append(tuple(sorted(ranks, key=lambda r: -slowdowns[r])))
-    return list(dict.fromkeys(found))
+    found = [ranks, *(sorted(ranks, key=lambda r: sign * slowdowns[r]) for sign in (1, -1))]
+    return list(dict.fromkeys(map(tuple, found)))
 
 
-def _best(problem: StageProblem) -> Iterator[StagePlan]:
-    """The best plan, then the best with other numbers of micro-batches."""
-    for _ in range(TUNING.numbers):
+def _best(problem: StageProblem, numbers: int = 2) -> Iterator[StagePlan]:
+    """The best plan, then the best with other numbers of micro-batches. numbers: chosen."""
+    for _ in range(numbers):
         best = search(problem)
         if best is None:
             return
@@ -87,7 +74,6 @@ def _best(problem: StageProblem) -> Iterator[StagePlan]:
 def _scheduled(
     uniform: UniformPartitions, planned: PlanningProblem, best: StagePlan, order: Sequence[int]
 ) -> Iterator[Plan]:
-    """The plan under each schedule that it may have."""
     plan = plan_of(best, planned.names, uniform.degrees, order, planned.modules)
     yield plan
     if best.micro_batches > 1 and best.chunks == 1:
@@ -95,12 +81,9 @@ def _scheduled(
 
 
 def plan_of(
-    found: StagePlan,
-    names: Sequence[str],
-    degrees: Sequence[int],
-    order: Sequence[int],
+    found: StagePlan, names: Sequence[str], degrees: Sequence[int], order: Sequence[int],
     modules: Mapping[str, Sequence[str]] | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The plan in words. degrees: of each way; order: of the ranks that stages are laid on."""
     tensor = [degrees[way] for s in found.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid

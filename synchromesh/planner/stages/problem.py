@@ -69,9 +69,8 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Stages in order on the devices in order, and what a step takes.
-
-    gap: no plan takes less than (1 - gap) of the seconds."""
+    """Stages in order on the devices in order, and what a step takes. gap: no plan takes less than
+    (1 - gap) of the seconds."""
 
     stages: tuple[PlannedStage, ...]
     micro_batches: int
@@ -82,10 +81,9 @@ class StagePlan:
 
 @dataclass(frozen=True, eq=False)
 class StageProblem:
-    """Components in a chain, devices in order, and what may be chosen.
-
-    sizes: of groups, ascending; every device belongs to one. limits, slowdowns: of each device, in
-    order: bytes, and seconds for what takes the fastest one. costs: by number of micro-batches."""
+    """Components in a chain, devices in order, and what may be chosen. sizes: of groups,
+    ascending; every device belongs to one. limits, slowdowns: of each device, in order: bytes, and
+    seconds for what takes the fastest one. costs: by number of micro-batches."""
 
     components: int
     sizes: tuple[int, ...]
@@ -100,7 +98,6 @@ class StageProblem:
 
     @cached_property
     def unit(self) -> int:
-        """What every group's size is a multiple of."""
         return gcd(self.devices, *self.sizes)
 
     @cached_property
@@ -109,8 +106,7 @@ class StageProblem:
         return tuple(sorted({self.kind(s, g) for g in self.sizes for s in self._starts(g)}))
 
     def only(self, allowed: Callable[[Ints, Ints, Ints], Bools]) -> "StageProblem":
-        """The problem with those stages alone that are `allowed`, by arrays of first component,
-        end and devices."""
+        """With the stages alone that `allowed` says by arrays of first component, end, devices."""
         first, end, size = np.ogrid[: self.components, : self.components + 1, : len(self.sizes)]
         mask = allowed(first, end, np.array(self.sizes)[size])
 
@@ -127,8 +123,7 @@ class StageProblem:
 
     @cached_property
     def kind_of(self) -> Ints:
-        """The kind by [size, units of devices that are left]: a group takes the first of these;
-        0 where it does not fit."""
+        """The kind by [size, units left]: a group takes the first of these; 0 if it cannot."""
         found = np.zeros((len(self.sizes), self.devices // self.unit + 1), dtype=np.int64)
         index = {kind: i for i, kind in enumerate(self.kinds)}
         for s, size in enumerate(self.sizes):
@@ -146,18 +141,15 @@ def in_flight(depth: int, micro_batches: int) -> int:
     return min(depth, micro_batches)
 
 
-# The costs of stages, of sums over their components
-
 INF = float("inf")
 UNDISTURBED = Overlap()
 
 
 @dataclass(frozen=True, eq=False)
 class StageFacts:
-    """What each component takes for a micro-batch on g devices under a tensor degree.
-
-    Arrays by component: seconds, then bytes on a device. `message`: seconds by cut 0 .. n, of what
-    a device sends over it, and as many of what it receives."""
+    """What each component takes for a micro-batch on g devices under a tensor degree. Arrays by
+    component: seconds, then bytes on a device. `message`: seconds by cut 0 .. n, of what a device
+    sends over it, and as many of what it receives."""
 
     forward: Floats
     backward: Floats
@@ -218,24 +210,13 @@ def _unhidden(facts: StageFacts) -> Floats:
     return found
 
 
-@dataclass(frozen=True)
-class OfferTuning:
-    """What is offered to the search; chosen, so that it ends in seconds."""
-
-    all_sizes: int = 16  # devices up to which a group may have any size
-    units: int = 128  # at most: parts of the devices that sizes are multiples of
-    micro_batches: int = 1024  # at most
-
-
-TUNING = OfferTuning()
-
-
-def group_sizes(devices: int) -> tuple[int, ...]:
-    """Sizes of groups that are offered, ascending: of few devices all, of many 1, 2, 3, 4, 6, 8,
-    12 ... parts and divisors, and what each leaves of all devices."""
-    if devices <= TUNING.all_sizes:
+def group_sizes(devices: int, all_sizes: int = 16, units: int = 128) -> tuple[int, ...]:
+    """Sizes of groups that are offered, ascending: of up to `all_sizes` devices all, of more 1, 2,
+    3, 4, 6, 8, 12 ... parts and divisors, and what each leaves of all. units: parts of the
+    devices that sizes are multiples of, at most. Both chosen, so that the search ends soon."""
+    if devices <= all_sizes:
         return tuple(range(1, devices + 1))
-    parts = max(_divisors(devices, TUNING.units))
+    parts = max(_divisors(devices, units))
     powers = {n << k for n in (1, 3) for k in range(parts.bit_length())}
     some = {n for n in powers if n <= parts} | {*_divisors(parts, parts)}
     some |= {parts - n for n in some if n < parts}
@@ -246,9 +227,9 @@ def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(1, most + 1) if number % n == 0]
 
 
-def micro_batch_numbers(rows: int) -> tuple[int, ...]:
+def micro_batch_numbers(rows: int, most: int = 1024) -> tuple[int, ...]:
     """Numbers of micro-batches that are offered, of equally many rows: powers of two, and all
-    divisors where less than eight is a power of two among them."""
-    found = _divisors(rows, min(rows, TUNING.micro_batches))
+    divisors where less than eight is a power of two among them. most: chosen."""
+    found = _divisors(rows, min(rows, most))
     powers = [m for m in found if m & (m - 1) == 0]
     return tuple(powers if powers[-1] >= 8 else found)

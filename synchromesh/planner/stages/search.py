@@ -23,22 +23,12 @@ in front holds less with fewer. States that leave too few devices to those in fr
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from synchromesh.planner.chain.problem import EXACT, Floats, Ints, gap
 from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem, in_flight
-
-
-@dataclass(frozen=True)
-class StageTuning:
-    """What a search may cost; chosen, so that `benchmarks.planning --stages` meets its goals."""
-
-    walks: int = 160  # caps that are tried beyond one of each number of micro-batches
-    parts: int = 1024  # of all caps: how near the least one is found that devices suffice for
-
-
-TUNING = StageTuning()
 
 
 def search(problem: StageProblem) -> StagePlan | None:
@@ -58,7 +48,11 @@ class _Interval:
 
 
 class _Search:
-    """A search under way: the best plan so far and the intervals that are left."""
+    """A search under way: the best plan so far and the intervals that are left. What it may cost
+    was chosen, so that `benchmarks.planning --stages` meets its goals."""
+
+    WALKS: ClassVar[int] = 160  # caps that are tried beyond one of each number of micro-batches
+    PARTS: ClassVar[int] = 1024  # of all caps: how near the least that suffices is found
 
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
@@ -74,7 +68,7 @@ class _Search:
     def run(self) -> StagePlan | None:
         for m in self.problem.micro_batches:
             self._begin(m)
-        for _ in range(TUNING.walks):
+        for _ in range(self.WALKS):
             if not self.heap or self.heap[0].bound >= self.seconds * (1 - EXACT):
                 return self.best
             self._halve(heapq.heappop(self.heap))
@@ -83,12 +77,11 @@ class _Search:
         return replace(self.best, gap=gap(self.seconds, self.heap[0].bound))
 
     def _begin(self, m: int) -> None:
-        """All caps of a number of micro-batches below the best plan, from about the least that
-        devices may suffice for."""
+        """All caps of m below the best plan, from about the least that devices may suffice for."""
         walk = self.walks[m] = StageWalk(self.problem, m)
         caps = self.caps[m] = walk.caps(self.seconds)
         lo, hi = 0, len(caps)
-        while hi - lo > len(caps) // TUNING.parts:
+        while hi - lo > len(caps) // self.PARTS:
             mid = (lo + hi) // 2
             lo, hi = (lo, mid) if walk.suffices(caps[mid]) else (mid + 1, hi)
         if lo < len(caps):
@@ -123,14 +116,11 @@ class _Search:
             heapq.heappush(self.heap, replace(interval, bound=interval.passages + least))
 
 
-# The walk under one cap
-
 INF = float("inf")
 
 
 class StageWalk:
-    """The stages of a problem under one number of micro-batches, by [kind of the group, way,
-    first component, end, size of the group]."""
+    """Stages under one number of micro-batches, by [kind of the group, way, first, end, size]."""
 
     def __init__(self, problem: StageProblem, micro_batches: int) -> None:
         self.problem, self.micro_batches = problem, micro_batches
@@ -139,9 +129,8 @@ class StageWalk:
         once = np.where(possible, costs.seconds, 0.0)
         slowdown, limit = np.array(problem.kinds).T[:, :, None, None, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            fitting = np.where(
-                costs.kept > 0, (limit - costs.resident) / costs.kept, micro_batches
-            )
+            fitting = (limit - costs.resident) / costs.kept
+        fitting = np.where(costs.kept > 0, fitting, micro_batches)
         fitting = np.where(costs.resident <= limit, fitting, 0)
         self.most = np.clip(fitting, 0, micro_batches).astype(np.int16)  # that memory holds
         possible = possible & (self.most > 0)
@@ -153,7 +142,6 @@ class StageWalk:
         self._after = np.where(left >= 0, left, self.units + 1)  # where nothing is
 
     def caps(self, below: float) -> Floats:
-        """All values below `below` that the slowest stage may have, ascending."""
         return np.unique(self.slowest[self.slowest < below])
 
     def suffices(self, cap: float) -> bool:
@@ -258,7 +246,6 @@ class StageWalk:
         return tuple(stages)
 
     def _fits(self, plan: Sequence[PlannedStage]) -> bool:
-        """Whether memory holds what is in flight."""
         held = [in_flight(len(plan) - s, self.micro_batches) for s in range(len(plan))]
         return all(self.most[at] >= h for at, h in zip(self._places(plan), held, strict=True))
 
@@ -269,7 +256,6 @@ class StageWalk:
         return passages, max(float(self.slowest[at]) for at in places)
 
     def _places(self, plan: Sequence[PlannedStage]) -> Iterator[tuple[int, ...]]:
-        """Where each stage stands in the arrays."""
         problem, start = self.problem, 0
         for stage in plan:
             kind = problem.kinds.index(problem.kind(start, stage.devices))
