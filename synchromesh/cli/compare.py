@@ -158,11 +158,9 @@ def _machines(asked: AskedStudy) -> Iterator[_Machines]:
         )
     with Lab.of(description) as lab:
         yield _Machines(
-            RankProcesses.on(lab),
-            lambda rank, ranks: hosts[rank].cpu,
-            lab.cluster().to_dict(),
+            RankProcesses.on(lab), lambda rank, ranks: hosts[rank].cpu, lab.cluster().to_dict(),
             str(description),
-        )
+        )  # fmt: skip
 
 
 def samples_of(workload: "Workload") -> int | None:
@@ -185,17 +183,13 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
         StudyResults(
             title=" and ".join(asked.workloads),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=shlex.join(["synchromesh", *asked.args.words]),
-            machine=machine(),
+            command=shlex.join(["synchromesh", *asked.args.words]), machine=machine(),
             runs=(*_ran(asked, folder, machines), *_predicted(asked)),
             settings=asked.settings(dict.fromkeys(w.batch_size for w in asked.models)),
-            cluster=machines.cluster,
-            emulated=asked.args.lab is not None,
-            versions=versions(),
-            price=asked.price or None,
-            note=asked.args.note,
+            cluster=machines.cluster, emulated=asked.args.lab is not None, versions=versions(),
+            price=asked.price or None, note=asked.args.note,
         )
-    )
+    )  # fmt: skip
     document.write(folder.results, results.to_json())
     document.write(folder.path / "results.csv", table(results))
     document.write(folder.path / "report.html", page(results))

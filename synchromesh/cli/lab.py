@@ -115,11 +115,9 @@ def _report(removed: list[str]) -> None:
 def _document(lab: "Lab") -> dict[str, Any]:
     """The lab at this moment; bandwidths in bits a second, shares in cores."""
     shown: dict[str, Any] = {
-        "name": lab.name,
-        "emulated": True,
-        "keeper": lab.tag.pid,
+        "name": lab.name, "emulated": True, "keeper": lab.tag.pid,
         "cluster": str(lab.cluster_file),
-    }
+    }  # fmt: skip
     if lab.description.uplink is not None:
         shown["racks"] = [list(rack) for rack in lab.description.racks]
         shown["uplink"] = lab.current().uplink
@@ -157,15 +155,11 @@ def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
     from synchromesh.values import size
 
     return {
-        "host": str(host["host"]),
-        "rack": racks.get(host["host"], ""),
-        "address": host["address"],
-        "bandwidth": show_bandwidth(host["bandwidth"]),
-        "cpu": show_share(host["cpu"]),
-        "memory": size.show(host["memory"]) if host["memory"] else "-",
-        "state": host["state"],
+        "host": str(host["host"]), "rack": racks.get(host["host"], ""), "address": host["address"],
+        "bandwidth": show_bandwidth(host["bandwidth"]), "cpu": show_share(host["cpu"]),
+        "memory": size.show(host["memory"]) if host["memory"] else "-", "state": host["state"],
         "processes": str(host["processes"]),
-    }
+    }  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

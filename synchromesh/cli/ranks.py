@@ -53,12 +53,9 @@ def hush() -> None:
 
 
 def _warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
     line: str | None = None,
-) -> str:
+) -> str:  # fmt: skip
     if issubclass(category, UserWarning) and filename.startswith(PACKAGE):
         return f"synchromesh: warning: {printable(str(message))}\n"
     return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"

@@ -78,18 +78,13 @@ class _Report:
         self.epoch: events.EpochStarted | None = None
         self._decided_in_step = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Started: self._started,
-            events.EpochStarted: self._epoch_started,
-            events.Losses: self._losses,
-            events.StepDone: self._step_done,
-            events.EpochTrained: self._epoch_trained,
-            events.EpochEnded: self._epoch_ended,
+            events.Started: self._started, events.EpochStarted: self._epoch_started,
+            events.Losses: self._losses, events.StepDone: self._step_done,
+            events.EpochTrained: self._epoch_trained, events.EpochEnded: self._epoch_ended,
             events.Saved: lambda e: self._log(CheckpointSaved(path=str(e.path), step=e.step)),
-            events.NotSaved: self._not_saved,
-            events.Interrupted: self._interrupted,
-            events.Finished: self._finished,
-            Decision: self._decided,
-        }
+            events.NotSaved: self._not_saved, events.Interrupted: self._interrupted,
+            events.Finished: self._finished, Decision: self._decided,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Ends what goes on, however the run has ended."""
@@ -272,17 +267,14 @@ class _Report:
         used = self.trainer.world.everyone.all_gather_json(self.used.share)
         self._log(
             EpochMeasured(
-                epoch=event.epoch,
-                step=event.step,
-                loss=event.loss,
+                epoch=event.epoch, step=event.step, loss=event.loss,
                 seconds=round(event.seconds, 3),
                 samples_per_second=round(event.samples_per_second, 1),
                 trained_seconds=round(self.steps.trained_seconds, 3),
-                elapsed_seconds=round(time.monotonic() - self.began, 3),
-                utilisation=tuple(used),
+                elapsed_seconds=round(time.monotonic() - self.began, 3), utilisation=tuple(used),
                 metrics=event.metrics,
             )
-        )
+        )  # fmt: skip
         metrics = logged_metrics(event.metrics)
         shown = "".join(f"  {name} {_shown(value)}" for name, value in metrics.items())
         self.display.say(

@@ -152,15 +152,10 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
     messages = links.messages(world, pairs(hosts(machines)), quick)
     world.ledger.reset()
     return Survey(
-        tuple(machines),
-        tuple(f for f, _ in rates),
-        tuple(c for _, c in rates),
-        clocks,
-        tuple(timings),
-        tuple(messages),
-        emulated=bool(os.environ.get(LAB)),
+        tuple(machines), tuple(f for f, _ in rates), tuple(c for _, c in rates), clocks,
+        tuple(timings), tuple(messages), emulated=bool(os.environ.get(LAB)),
         date=date.today().isoformat(),
-    )
+    )  # fmt: skip
 
 
 def _clocks(world: World) -> tuple[float, ...]:

@@ -174,14 +174,9 @@ class Description(document.Document):
 
     @classmethod
     def alike(
-        cls,
-        hosts: int | None,
-        bandwidth: Any,
-        cpu: Any,
-        racks: Sequence[Sequence[int]] = (),
-        uplink: Any = None,
-        memory: Any = None,
-    ) -> "Description":
+        cls, hosts: int | None, bandwidth: Any, cpu: Any, racks: Sequence[Sequence[int]] = (),
+        uplink: Any = None, memory: Any = None,
+    ) -> "Description":  # fmt: skip
         """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all or a sequence by
         host."""
         values = (bandwidth, cpu, memory)

@@ -66,14 +66,10 @@ class Lab:
     what cannot be, in one sentence."""
 
     def __init__(
-        self,
-        hosts: int | None = None,
-        bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",
-        cpu: Share | Sequence[Share] = 0.4,
-        racks: Sequence[Sequence[int]] = (),
-        uplink: Bandwidth | None = None,
-        memory: Memory | Sequence[Memory | None] | None = None,
-    ) -> None:
+        self, hosts: int | None = None, bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",
+        cpu: Share | Sequence[Share] = 0.4, racks: Sequence[Sequence[int]] = (),
+        uplink: Bandwidth | None = None, memory: Memory | Sequence[Memory | None] | None = None,
+    ) -> None:  # fmt: skip
         self._begin(Description.alike(hosts, bandwidth, cpu, racks, uplink, memory), None)
 
     @classmethod
@@ -174,12 +170,9 @@ class Lab:
     # ---- what runs in it
 
     def run(
-        self,
-        command: Sequence[str],
-        timeout: float | None = 120.0,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-    ) -> list[Result]:
+        self, command: Sequence[str], timeout: float | None = 120.0,
+        environment: Mapping[str, str] | None = None, cwd: str | Path | None = None,
+    ) -> list[Result]:  # fmt: skip
         """Start `command` once on every host and wait; the results by rank.
 
         Raises `HostFailed` for the host that failed first, or when the command runs longer than
@@ -191,14 +184,10 @@ class Lab:
             running.end()
 
     def start(
-        self,
-        command: Sequence[str],
-        timeout: float | None = None,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        listener: Listener | None = None,
-        hosts: int | None = None,
-    ) -> Running:
+        self, command: Sequence[str], timeout: float | None = None,
+        environment: Mapping[str, str] | None = None, cwd: str | Path | None = None,
+        listener: Listener | None = None, hosts: int | None = None,
+    ) -> Running:  # fmt: skip
         """Start `command` once on every host, or on the first `hosts`. The process on host r has
         RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
         SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
@@ -248,27 +237,18 @@ class Lab:
         # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
         path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         return {
-            "PATH": os.pathsep.join(path),
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(host),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": self._network.address(0),
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "eth0",
+            "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "RANK": str(host),
+            "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": self._network.address(0),
+            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "eth0",
             **self._records.variables(self.name),
-        }
+        }  # fmt: skip
 
     # ---- what happens to its hosts
 
     def set(
-        self,
-        host: int | None = None,
-        bandwidth: Bandwidth | None = None,
-        cpu: Share | None = None,
-        uplink: Bandwidth | None = None,
-        memory: Memory | None = None,
-    ) -> None:
+        self, host: int | None = None, bandwidth: Bandwidth | None = None,
+        cpu: Share | None = None, uplink: Bandwidth | None = None, memory: Memory | None = None,
+    ) -> None:  # fmt: skip
         """Change the link, share or memory of one host or all, or the uplink; also during a run.
 
         A share is at most the cores the host came up with, as its processes are pinned to them."""

@@ -102,11 +102,9 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "tag": str(self.tag),
-            "date": self.date,
+            "name": self.name, "tag": str(self.tag), "date": self.date,
             "lab": self.description.to_dict(),
-        }
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, value: Any, path: str) -> "Record":

@@ -58,12 +58,9 @@ class Way:
     variables: dict[str, str]
 
     def start(
-        self,
-        command: Sequence[str],
-        parent: int,
-        environment: Mapping[str, str],
+        self, command: Sequence[str], parent: int, environment: Mapping[str, str],
         cwd: str | Path | None,
-    ) -> "subprocess.Popen[bytes]":
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
         """Starts a command there. parent: the process whose death is its own; 0: none."""
         namespace, cores, *doors = self.place
         enter = [sys.executable, "-S", "-I", entry.__file__, namespace, cores, str(parent)]
@@ -127,13 +124,9 @@ class Running:
     for words on a failure."""
 
     def __init__(
-        self,
-        processes: "Sequence[subprocess.Popen[bytes]]",
-        timeout: float | None,
-        thaw: Callable[[], None],
-        listener: Listener | None = None,
-        why: Callable[[], str] = str,
-    ) -> None:
+        self, processes: "Sequence[subprocess.Popen[bytes]]", timeout: float | None,
+        thaw: Callable[[], None], listener: Listener | None = None, why: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
         self._why = why
         self._processes, self._timeout, self._thaw = processes, timeout, thaw
         self._listener = listener

@@ -81,29 +81,15 @@ def machine_of(rank: int, device: torch.device) -> Machine:
         free = min(_available(physical), memory - used if limit else memory)
         kind = "cpu"
     return Machine(
-        rank=rank,
-        host=socket.gethostname(),
-        place=place(),
-        boot=boot(),
-        device=kind,
-        cuda=torch.cuda.is_available(),
-        nccl=dist.is_available() and dist.is_nccl_available(),
-        nvidia=Path("/dev/nvidiactl").exists(),
-        memory_bytes=memory,
-        physical_bytes=physical,
-        limit_bytes=limit,
-        free_bytes=max(0, free),
-        disk_bytes=shutil.disk_usage(".").free,
-        processors=_processors(),
-        quota=_quota(),
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        python=platform.python_version(),
-        synchromesh=VERSION,
-        addresses=_addresses(),
-        own_address=_own_address(),
+        rank=rank, host=socket.gethostname(), place=place(), boot=boot(), device=kind,
+        cuda=torch.cuda.is_available(), nccl=dist.is_available() and dist.is_nccl_available(),
+        nvidia=Path("/dev/nvidiactl").exists(), memory_bytes=memory, physical_bytes=physical,
+        limit_bytes=limit, free_bytes=max(0, free), disk_bytes=shutil.disk_usage(".").free,
+        processors=_processors(), quota=_quota(), threads=torch.get_num_threads(),
+        torch=torch.__version__, python=platform.python_version(), synchromesh=VERSION,
+        addresses=_addresses(), own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
-    )
+    )  # fmt: skip
 
 
 def device_bytes(device: torch.device) -> int:

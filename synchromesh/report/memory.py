@@ -34,13 +34,11 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         lambda width: _draw(width, shown),
         PageTable(
             "Peak memory by kind and device, and predicted for the device that needs most",
-            COLUMNS,
-            tuple(row for run in runs for row in _rows(run)),
-            heads=3,
+            COLUMNS, tuple(row for run in runs for row in _rows(run)), heads=3,
         ),
         "Activations are all that is none of the other kinds."
         + " A line marks what was predicted." * predicted,
-    )
+    )  # fmt: skip
 
 
 def peak(run: RunResult) -> int | None:

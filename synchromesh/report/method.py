@@ -55,26 +55,22 @@ def _is_a(device: str, name: str) -> bool:
 def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
     """(term, description) in order; what is not known is left out."""
     terms = (
-        ("Measured", results.created),
-        ("Machine", _machine(results.machine)),
-        ("Cluster", _cluster(results)),
-        ("Asked for", _settings(results.settings)),
+        ("Measured", results.created), ("Machine", _machine(results.machine)),
+        ("Cluster", _cluster(results)), ("Asked for", _settings(results.settings)),
         ("Runs", _runs(results)),
         ("Emulated or predicted", " ".join(_not_run(results)) or "neither: all of it was run"),
         ("Price", _price(results.price)),
         ("Versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
-    )
+    )  # fmt: skip
     return tuple((term, text) for term, text in terms if text)
 
 
 def _machine(machine: StudyMachine) -> str:
     parts = [
-        machine.processor,
-        f"{machine.cores} cores" if machine.cores else "",
+        machine.processor, f"{machine.cores} cores" if machine.cores else "",
         f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
-        listed(machine.devices) or "no accelerator",
-        machine.system,
-    ]
+        listed(machine.devices) or "no accelerator", machine.system,
+    ]  # fmt: skip
     return joined(parts)
 
 
@@ -105,15 +101,11 @@ def _settings(settings: StudySettings) -> str:
         return f"{before} {said}{after}" if said else ""
 
     parts = [
-        listed(list(settings.strategies)),
-        some("on", settings.devices, " devices"),
-        some("batch", settings.batch_sizes),
-        f"{settings.scaling} scaling",
-        some("seeds", settings.seeds),
-        f"{settings.epochs} epochs" if settings.epochs else "",
-        _timed(settings) if settings.steps else "",
-        some("targets", settings.targets),
-    ]
+        listed(list(settings.strategies)), some("on", settings.devices, " devices"),
+        some("batch", settings.batch_sizes), f"{settings.scaling} scaling",
+        some("seeds", settings.seeds), f"{settings.epochs} epochs" if settings.epochs else "",
+        _timed(settings) if settings.steps else "", some("targets", settings.targets),
+    ]  # fmt: skip
     return joined(parts, "; ")
 
 

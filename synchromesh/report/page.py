@@ -91,12 +91,9 @@ def _chapter(
         )
         sections.append(Section(f"{name}-{ident}", title, tuple(styled), missing))
     return Chapter(
-        name,
-        workload,
-        tuple((s.place, answer(s.comparison)) for s in subjects),
-        tuple(sections),
+        name, workload, tuple((s.place, answer(s.comparison)) for s in subjects), tuple(sections),
         tuple((s.place, summary(s.comparison)) for s in subjects),
-    )
+    )  # fmt: skip
 
 
 def _placed(of_workload: Sequence[RunComparison]) -> Iterator[tuple[RunComparison, str]]:

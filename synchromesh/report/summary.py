@@ -77,10 +77,8 @@ def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
     """The columns by the label above them."""
     return {
         "Run": {
-            "strategy": lambda g: g.first.strategy,
-            "devices": lambda g: str(g.first.devices),
-            "plan": _plans,
-            "batch": lambda g: str(g.first.batch),
+            "strategy": lambda g: g.first.strategy, "devices": lambda g: str(g.first.devices),
+            "plan": _plans, "batch": lambda g: str(g.first.batch),
             "seeds": lambda g: str(len(g.done)),
         },
         "Time": {
@@ -118,7 +116,7 @@ def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
         "Metrics at the end": {name: _end(name) for name in comparison.metrics},
         "To target": {name: _target(i) for i, name in enumerate(TARGET)},
         "Cost": {"of the run": _median(dollars, lambda r: r.dollars)},
-    }
+    }  # fmt: skip
 
 
 def _median(write: Callable[[float | None], str], of: Callable[[RunResult], float | None]) -> Cell:

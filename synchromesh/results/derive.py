@@ -95,11 +95,9 @@ def _priced(run: RunResult, price: HourlyPrice | None) -> RunResult:
         return replace(target, dollars=dollars(target.seconds))
 
     return replace(
-        run,
-        dollars=dollars(run.seconds),
-        to_target=run.to_target and reached(run.to_target),
+        run, dollars=dollars(run.seconds), to_target=run.to_target and reached(run.to_target),
         further_targets=tuple(map(reached, run.further_targets)),
-    )
+    )  # fmt: skip
 
 
 def merged(studies: Sequence[StudyResults]) -> StudyResults:
@@ -117,19 +115,17 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         )
     return derive(
         replace(
-            first,
-            title=_joined(study.title for study in studies),
+            first, title=_joined(study.title for study in studies),
             created=max(study.created for study in studies),
             command=_joined((study.command for study in studies), "\n"),
             note=_joined((study.note for study in studies), "\n"),
             runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
             settings=StudySettings(scaling=first.settings.scaling),
             cluster=_same([study.cluster for study in studies]),
-            emulated=any(study.emulated for study in studies),
-            versions=_versions(studies),
+            emulated=any(study.emulated for study in studies), versions=_versions(studies),
             price=_same([study.price for study in studies]),
         )
-    )
+    )  # fmt: skip
 
 
 def _same(values: Sequence[T]) -> T | None:

@@ -30,12 +30,9 @@ class MemoryTracker:
     before and stay; they are activations. A gradient is one from when its tensor is made."""
 
     def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        buffers: Iterable[Tensor],
-        optimizer: Optimizer,
+        self, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Optimizer,
         batch: Any = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.parameters, self.optimizer = [*parameters], optimizer
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self.by_kind = MemoryByKind()

@@ -73,19 +73,15 @@ def run_result(
         [e.seconds for e in of_kind(EpochMeasured, events) if e.seconds is not None]
     )
     return replace(
-        _watched(of, events),
-        step_seconds=Quartiles.of(timed.seconds),
+        _watched(of, events), step_seconds=Quartiles.of(timed.seconds),
         timed_steps=len(timed.seconds),
         samples_per_second=timed.rows / timed.wall if timed.wall else None,
         data_waiting_share=timed.loading / timed.wall if timed.wall else None,
-        seconds_per_epoch=None if lengths is None else lengths.median,
-        epoch_seconds=lengths,
-        metrics=metrics,
-        seconds=metrics[-1].seconds if metrics else None,
-        predicted_step_seconds=predicted.step_seconds,
-        predicted_peak_bytes=predicted.peak_bytes,
+        seconds_per_epoch=None if lengths is None else lengths.median, epoch_seconds=lengths,
+        metrics=metrics, seconds=metrics[-1].seconds if metrics else None,
+        predicted_step_seconds=predicted.step_seconds, predicted_peak_bytes=predicted.peak_bytes,
         layouts=layouts,
-    )
+    )  # fmt: skip
 
 
 def of_kind(kind: type[E], events: Iterable[RunEvent]) -> list[E]:
@@ -169,15 +165,12 @@ def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = No
             run = replace(run, status="failed")
         created = datetime.fromtimestamp(start.time or 0.0, UTC)
         return StudyResults(
-            title=run.workload,
-            created=created.isoformat(timespec="seconds"),
-            command=_command(start),
-            machine=_first_machine(start).of_study,
-            runs=(run,),
+            title=run.workload, created=created.isoformat(timespec="seconds"),
+            command=_command(start), machine=_first_machine(start).of_study, runs=(run,),
             settings=StudySettings((run.strategy,), (run.devices,), (run.batch,), (run.seed,)),
             emulated=run.emulated,
             versions={str(key): str(value) for key, value in start.versions.items()},
-        )
+        )  # fmt: skip
 
 
 def run_ended(call: Sequence[RunEvent]) -> bool:

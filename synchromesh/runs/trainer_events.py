@@ -23,19 +23,12 @@ def started(job: Job, trainer: Trainer) -> RunStarted:
     """All ranks call alike."""
     machines = trainer.world.everyone.all_gather_json(to_plain(rank_machine(trainer.world.device)))
     return RunStarted(
-        workload=job.workload.name or "",
-        plan=str(trainer.plan),
-        ranks=trainer.world.size,
-        seed=job.seed,
-        batch_size=job.workload.batch_size,
-        bf16=job.bf16,
-        adapt=job.adapt,
-        command=job.command,
-        versions=versions(),
-        emulated=bool(os.environ.get(LAB)),
+        workload=job.workload.name or "", plan=str(trainer.plan), ranks=trainer.world.size,
+        seed=job.seed, batch_size=job.workload.batch_size, bf16=job.bf16, adapt=job.adapt,
+        command=job.command, versions=versions(), emulated=bool(os.environ.get(LAB)),
         parameter_bytes=sum(c.parameter_bytes for c in trainer.traced.chain.components),
         machines=tuple(RankMachine(**machine) for machine in machines),
-    )
+    )  # fmt: skip
 
 
 def layout_in_force(
@@ -50,11 +43,9 @@ def layout_in_force(
     if switch is None:
         return event
     return replace(
-        event,
-        reason=f"{switch.noticed}: {switch.reason}",
-        pause_seconds=switch.pause_seconds,
+        event, reason=f"{switch.noticed}: {switch.reason}", pause_seconds=switch.pause_seconds,
         bytes_moved=switch.bytes_moved,
-    )
+    )  # fmt: skip
 
 
 def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
@@ -127,13 +118,11 @@ class StepLog:
             return None
         on_cuda = self.world.device.type == "cuda"  # where the host does not wait
         event = StepsTimed(
-            first=self._steps[0].step,
-            epoch=self._steps[0].epoch,
+            first=self._steps[0].step, epoch=self._steps[0].epoch,
             seconds=tuple(round(e.seconds, 6) for e in self._steps),
             waited=None if on_cuda else tuple(round(w, 6) for w in self._waited),
             loading=tuple(round(e.waited, 6) for e in self._steps),
-            rows=tuple(e.rows for e in self._steps),
-            special=tuple(self._special),
-        )
+            rows=tuple(e.rows for e in self._steps), special=tuple(self._special),
+        )  # fmt: skip
         self._steps, self._waited, self._special = [], [], []
         return event

@@ -191,12 +191,10 @@ def steps_recorded(
     fields."""
     by_rank = shares(recordings)
     return StepsRecorded(
-        shares=tuple(s.to_dict() for s in by_rank),
-        mean=mean(by_rank).to_dict(),
+        shares=tuple(s.to_dict() for s in by_rank), mean=mean(by_rank).to_dict(),
         sent_bytes_per_step=() if None in sent else tuple(n for n in sent if n is not None),
-        spans=sum(len(r.spans) for r in recordings),
-        **more,
-    )
+        spans=sum(len(r.spans) for r in recordings), **more,
+    )  # fmt: skip
 
 
 def interface_bytes(ranks: int) -> int | None:

@@ -70,14 +70,10 @@ class Meter:
         """After an epoch and its validation."""
         self.say(
             EpochMeasured(
-                epoch=epoch,
-                step=step,
-                loss=loss,
-                seconds=self.seconds - self._epoch_began,
-                trained_seconds=self.seconds,
-                metrics=dict(metrics),
+                epoch=epoch, step=step, loss=loss, seconds=self.seconds - self._epoch_began,
+                trained_seconds=self.seconds, metrics=dict(metrics),
             )
-        )
+        )  # fmt: skip
         self._epoch_began = self.seconds
 
     def finish(self, plan: str | None) -> None:
@@ -110,15 +106,10 @@ class Meter:
         seconds, loading, rows = zip(*self._steps, strict=True)
         self.say(
             TurnEnded(
-                first=self._done + 1,
-                seconds=seconds,
-                loading=loading,
-                rows=rows,
-                mode=self._turn.mode,
-                utilisation=self._used.share,
-                wall=wall,
+                first=self._done + 1, seconds=seconds, loading=loading, rows=rows,
+                mode=self._turn.mode, utilisation=self._used.share, wall=wall,
                 settled=self.settled(),
             )
-        )
+        )  # fmt: skip
         self._done += len(self._steps)
         self._steps = []

@@ -83,12 +83,7 @@ def _row(cell: StudyCell, kind: str, best: Candidate | None, why: str) -> RunRes
         return row
     seconds = best.seconds
     return replace(
-        row,
-        status="done",
-        plan=str(best.plan),
-        step_seconds=Quartiles(seconds, seconds, seconds),
-        samples_per_second=cell.batch / seconds,
-        computation_share=best.time.computed / seconds,
-        predicted_step_seconds=seconds,
-        predicted_peak_bytes=max(m.peak for m in best.memory),
-    )
+        row, status="done", plan=str(best.plan), step_seconds=Quartiles(seconds, seconds, seconds),
+        samples_per_second=cell.batch / seconds, computation_share=best.time.computed / seconds,
+        predicted_step_seconds=seconds, predicted_peak_bytes=max(m.peak for m in best.memory),
+    )  # fmt: skip

@@ -94,13 +94,10 @@ class RunRecord:
         _require_finite(self.of(EpochMeasured))
         metrics, timed = epochs(self.said[0]), self._timed()
         done = replace(
-            self.failed(""),
-            status="done",
-            plan=self.of(RunEnded)[0].plan,
-            reason="" if timed.seconds else self._untimed(),
-            timeline=self._timeline(),
+            self.failed(""), status="done", plan=self.of(RunEnded)[0].plan,
+            reason="" if timed.seconds else self._untimed(), timeline=self._timeline(),
             **self._utilisation() if timed.wall else {},
-        )
+        )  # fmt: skip
         run = run_result(done, [*self.said[0], *self._watched()], timed, metrics)
         run = replace(run, **_reached(targets, run))
         if run.step_seconds is None:

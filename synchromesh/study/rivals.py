@@ -81,10 +81,8 @@ class CarriedCalls:
 
 # (model, loss, example batch, world) -> Rival
 BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
-    "ddp": data_parallel,
-    "fsdp2": fully_sharded,
-    "torch-pipeline": Pipelined,
-}
+    "ddp": data_parallel, "fsdp2": fully_sharded, "torch-pipeline": Pipelined,
+}  # fmt: skip
 
 
 def train(job: CellJob, meter: Meter) -> None:
@@ -112,14 +110,9 @@ class _PlainLoop:
     READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 
     def __init__(
-        self,
-        job: CellJob,
-        workload: Workload,
-        world: World,
-        rival: Rival,
-        meter: Meter,
+        self, job: CellJob, workload: Workload, world: World, rival: Rival, meter: Meter,
         loss: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.job, self.workload, self.world = job, workload, world
         self.rival, self.meter, self.loss = rival, meter, loss
         self.optimizer: Optimizer = workload.build_optimizer(rival.parameters)

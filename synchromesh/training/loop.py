@@ -38,22 +38,13 @@ REQUEST = "request"  # to stop, by the caller, where no signal is the cause
 
 
 def fit(
-    workload: Workload,
-    plan: Plan | str = "auto",
-    *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    checkpoints: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    resume: str | Path | None = None,
-    adapt: bool | None = None,
-    autocast: torch.dtype | None = None,
-    headroom: str | None = None,
-    on_event: Callable[[FitEvent], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    workload: Workload, plan: Plan | str = "auto", *, epochs: int | None = None,
+    steps: int | None = None, seed: int = 0, checkpoints: str | Path | None = None,
+    checkpoint_every: int | None = None, resume: str | Path | None = None,
+    adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
+    on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None,
-) -> FitResult:
+) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
     epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
@@ -196,14 +187,12 @@ class _Loop:
     def _require_alike(self, resume: Path | None, adapt: bool) -> None:
         """ValueError where ranks were asked for what would end, or be saved, at other steps."""
         asked = {
-            "the number of epochs": self.epochs,
-            "the number of steps": self.steps,
+            "the number of epochs": self.epochs, "the number of steps": self.steps,
             "the steps between checkpoints": self.checkpoint_every,
             "whether checkpoints are written": self.folder is not None,
-            "whether the run is resumed": resume is not None,
-            "whether the plan is adapted": adapt,
+            "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
             "whether there is validation": self._validates,
-        }
+        }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
 
     @property

@@ -28,23 +28,13 @@ from synchromesh.values.plan import Plan
 
 
 def prepare(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    example_batch: Any,
-    plan: Plan | str = "auto",
-    *,
-    scheduler: LRScheduler | None = None,
-    seed: int = 0,
-    sync_batch_norm: bool = False,
-    autocast: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    timeout: timedelta = timedelta(minutes=5),
-    weights: str | Path | None = None,
-    carry: Callable[[int], Any] | None = None,
-    headroom: str | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Trainer:
+    model: nn.Module, optimizer: Optimizer, loss: Loss, example_batch: Any,
+    plan: Plan | str = "auto", *, scheduler: LRScheduler | None = None, seed: int = 0,
+    sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
+    weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
+    headroom: str | None = None, say: Callable[[str], None] | None = None,
+) -> Trainer:  # fmt: skip
     """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
     otherwise).
 

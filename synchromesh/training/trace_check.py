@@ -115,11 +115,9 @@ class TraceCheck:
         if before is None:
             return step
         return replace(
-            step,
-            guards=tuple(dict.fromkeys((*step.guards, *before.least))),
-            least=before.least,
+            step, guards=tuple(dict.fromkeys((*step.guards, *before.least))), least=before.least,
             doubt=before.doubt if step.opaque else step.doubt,
-        )
+        )  # fmt: skip
 
     def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
         """A trace of the loss for another shape or number of rows than those of `training`, as

@@ -68,14 +68,9 @@ def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterat
 
 
 def verify(
-    workload: Workload,
-    plan: str,
-    steps: int = 5,
-    dtype: str | None = None,
-    seed: int = 0,
-    say: Callable[[str], None] | None = None,
-    autocast: torch.dtype | None = None,
-) -> dict[str, Any]:
+    workload: Workload, plan: str, steps: int = 5, dtype: str | None = None, seed: int = 0,
+    say: Callable[[str], None] | None = None, autocast: torch.dtype | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
     verify`.
 
