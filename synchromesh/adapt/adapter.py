@@ -108,7 +108,6 @@ class Adapter:
 
     @property
     def profile(self) -> Profile:
-        """What was measured last."""
         return self.known.profile
 
     @property
@@ -117,7 +116,6 @@ class Adapter:
 
     @property
     def trying(self) -> bool:
-        """Whether plans are run for some steps each."""
         return self.phase.trying
 
     def restart(self, plan: Plan) -> None:
@@ -226,8 +224,7 @@ class Adapter:
         return self._switched(end, target, drift, reason, spent)
 
     def _weighed(self, end: StepEnd, plans: Sequence[Candidate], drift: Drift) -> dict[str, Any]:
-        """The verdict on the chosen candidate or else on the quickest, which need not be as
-        plain."""
+        """The verdict on the chosen candidate, else on the quickest, which may be less plain."""
         quickest = min((c for c in plans if c.fits), key=lambda c: c.seconds)
         for better in dict.fromkeys((plans[0], quickest)):
             if better.plan == end.plan:

@@ -55,8 +55,7 @@ def weigh(now: float, better: float, steps: int, move: float) -> Verdict:
 
 
 class Budget:
-    """What measuring has taken of a run that began at `began` (seconds of some clock), and may
-    still take."""
+    """What measuring has taken of a run that began at `began` (seconds), and may still take."""
 
     def __init__(self, began: float) -> None:
         self._began, self._spent = began, 0.0

@@ -48,5 +48,4 @@ class KnownPlans:
 
 
 def _seconds(candidates: Sequence[Candidate]) -> dict[Plan, float]:
-    """The predictions of those that have one."""
     return {c.plan: c.seconds for c in candidates if c.time is not None}

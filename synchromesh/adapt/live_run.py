@@ -52,8 +52,7 @@ class LiveRun:
         return probe_idle(world, self.plan.devices(world.size), known, usual)
 
     def move(self, better: Plan, known: Profile, now: float) -> float:
-        """The most bytes that a rank must receive, at the links' rate, and making the new
-        programs."""
+        """The most bytes that a rank must receive, at the links' rate, and making new programs."""
         world = self.facts.world.size
         before, after = (planned_step(self.facts.partitions, p) for p in (self.plan, better))
         moved = most_received(before, after, world, 1 + known.state_factor)

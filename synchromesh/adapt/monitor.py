@@ -10,8 +10,7 @@ of their own. After the `settle` steps behind a switch there is always something
                  trial of it among them; not the last `window` of them, which are compared with it
 
 More than half of the last `window` steps (of at least `fewest`) that take more than t times what
-is expected, or less than a t-th of it, at `confirm` steps in a row, are a drift; a pause or three
-outliers are none.
+is expected, or below a t-th, at `confirm` steps in a row, are a drift; three outliers are none.
 
     predicted    t  =  1 + error                    until what is usual is known from `base` steps
     usual        t  =  max(1 + least, e^(z se))     least: `error` before `base` steps
@@ -207,8 +206,7 @@ def _usual(earlier: Sequence[Table], recent: Sequence[Table]) -> Expectation:
 
 
 def _off(expected: Expectation, recent: Sequence[Table]) -> bool:
-    """Whether more than half of the recent steps are beyond the tolerance, all on one side, or a
-    rank's computing is."""
+    """Whether most recent steps are beyond the tolerance on one side, or a rank's computing is."""
     steps = _steps(recent)
     if median_low(steps) > expected.high or median_high(steps) < expected.low:
         return True

@@ -23,8 +23,7 @@ from synchromesh.values.plan import Plan
 
 @dataclass(frozen=True)
 class TrialTuning:
-    """Which plans are tried, and for how long. Chosen, not measured; `near` covers the error of
-    26 % that was seen."""
+    """Which plans are tried, for how long. Chosen; `near` covers the error of 26 % once seen."""
 
     near: float = 1.25  # times the chosen plan's predicted seconds, up to which others are tried
     most: int = 3  # of them

@@ -54,7 +54,6 @@ class AskedStudy:
         self.groups(1)  # says what is wrong with batches
 
     def _require_agreement(self) -> None:
-        """ValueError for options that contradict each other."""
         args = self.args
         if self.targets and args.steps is not None:
             raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
@@ -106,8 +105,7 @@ class AskedStudy:
         return [workload for _, _, workload in self.workloads.values()]
 
     def settings(self, usual: Iterable[int]) -> "StudySettings":
-        """What the runs share. usual: the batch sizes of their workloads, for where none is asked
-        for."""
+        """What the runs share. usual: the workloads' batch sizes, where none is asked for."""
         from synchromesh.results.study import StudySettings
 
         return StudySettings(
@@ -179,8 +177,7 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
     ValueError where it fails, or gives means instead of sums: twice the same rows give twice the
     sum.
 
-    sampled: rows, at most. alike: how near to the same value twice as many of them come to a
-    mean."""
+    sampled: rows, at most. alike: how near to the same value that of twice as many is a mean."""
     from synchromesh.values.fault import message
 
     if workload.metric is None or workload.valid_data is None:

@@ -207,5 +207,4 @@ def _next(group: Sequence[_Row]) -> tuple[str, str]:
 
 
 def prediction_text(candidate: Candidate) -> str:
-    """One sentence: what a step is predicted to take."""
     return f"{'no prediction' if candidate.time is None else 'predicted'}: {candidate}"

@@ -11,12 +11,10 @@ Argument = Callable[[Any], object]  # adds itself to a parser, a group or the li
 
 
 def option(*names: str, **settings: Any) -> Argument:
-    """An argument of these names, with the settings of argparse."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
 def together(*arguments: Argument) -> Argument:
-    """Arguments that several commands have together."""
     return lambda parser: [add(parser) for add in arguments]
 
 
@@ -55,8 +53,7 @@ def commands(*declared: Argument) -> Argument:
 
 
 def answer(args: argparse.Namespace, document: object, text: str | Callable[[], object]) -> None:
-    """What a command says on standard output: with --json its document, else a text, or what
-    `text` shows."""
+    """On standard output, with --json the document, else the text, or what `text` shows."""
     if args.json:
         print(json.dumps(document), file=args.out)
     elif isinstance(text, str):

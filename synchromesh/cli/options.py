@@ -21,8 +21,7 @@ DOCUMENTS = (".yaml", ".yml", ".json")  # endings of files
 
 
 def _number(kind: Callable[[str], N], text: str, least: N, most: float, what: str) -> N:
-    """The number in a text, from `least` to below `most`; ArgumentTypeError where it is not
-    `what` was asked for."""
+    """The number in a text, from `least` to below `most`; ArgumentTypeError for others."""
     with suppress(ValueError):
         number = kind(text)
         if least <= number < most:
@@ -88,7 +87,6 @@ JSON = option(
 
 
 def target(required: bool = True) -> Argument:
-    """TARGET, --data and --batch-size."""
     return together(
         option("target", metavar="TARGET", nargs=None if required else "?",
                help="a bundled workload, or path/to/file.py:function"),
@@ -108,7 +106,6 @@ def plan_and_seed(default: str = "auto") -> Argument:
 
 
 def nproc(what: str = "local processes") -> Argument:
-    """--nproc; `what` it counts."""
     return option("--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2")
 
 
@@ -129,8 +126,7 @@ def processes(asked: int | None) -> int:
 
 
 def example(args: argparse.Namespace) -> "Workload":
-    """The workload of TARGET with the batch size that was asked for; without --data a bundled one
-    makes rows of its own."""
+    """TARGET's workload with the batch size asked for; a bundled one makes rows without --data."""
     from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data, synthetic=args.data is None)

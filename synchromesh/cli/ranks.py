@@ -77,8 +77,7 @@ def forked(count: int, *modules: str) -> Iterator[list["Fork"]]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector of cycles: a fifth of imports, a seventh of a command that ends soon
-    anyway."""
+    """Without the collector of cycles, a fifth of imports, a seventh of commands that end soon."""
     gc.disable()
     try:
         yield

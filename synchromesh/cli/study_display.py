@@ -18,8 +18,7 @@ from synchromesh.values.size import readable
 
 
 class StudyDisplay:
-    """A live line on a terminal; elsewhere a line for each thing that is done, and now and then
-    how long it still takes."""
+    """A live line on a terminal; elsewhere a line for each thing done, and how long is left."""
 
     LINE_SECONDS = 60.0  # between lines that say nothing but how long it takes; chosen
 

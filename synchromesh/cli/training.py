@@ -333,5 +333,4 @@ def _number(value: float | None) -> str:
 
 
 def _shown(value: float) -> str:
-    """A share as a percentage, any other number as it is."""
     return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"

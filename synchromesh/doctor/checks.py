@@ -177,7 +177,6 @@ def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
 
 
 def ports(port: Ports | None) -> Answers:
-    """A port for the meeting of the ranks that is taken."""
     if port is not None and port.taken:
         yield _warning(
             f"port {port.port} of rank 0's host is in use, so that a run that meets there cannot "

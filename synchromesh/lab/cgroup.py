@@ -225,7 +225,6 @@ class VersionTwo(Groups):
         (self._root / name / "cpu.max").write_text(f"{quota} {TUNING.period_microseconds}")
 
     def cpu(self, name: str) -> float:
-        """Quota over period; infinite where there is no quota."""
         quota, period = (self._root / name / "cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
 
@@ -244,7 +243,6 @@ class VersionTwo(Groups):
         return None if text == "max" else int(text)
 
     def freeze(self, name: str) -> None:
-        """Write the group's freezer and wait until the kernel reports it."""
         (self._root / name / "cgroup.freeze").write_text("1")
         events = self._root / name / "cgroup.events"
         _await(name, lambda: "frozen 1" in events.read_text().splitlines())

@@ -177,8 +177,7 @@ class Description(document.Document):
         cls, hosts: int | None, bandwidth: Any, cpu: Any, racks: Sequence[Sequence[int]] = (),
         uplink: Any = None, memory: Any = None,
     ) -> "Description":  # fmt: skip
-        """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all or a sequence by
-        host."""
+        """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all, or one by host."""
         values = (bandwidth, cpu, memory)
         lengths = {len(v) for v in values if _is_sequence(v)}
         count = hosts if hosts is not None else max(lengths, default=1)

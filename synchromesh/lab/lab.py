@@ -209,8 +209,7 @@ class Lab:
         return Running(processes, timeout, self._thaw_all, listener, why.told)
 
     def ways(self, hosts: int | None = None) -> list[Way]:
-        """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
-        frozen or cut."""
+        """How a run gets onto every host, or the first `hosts`. ValueError where one is not up."""
         for now in self.states():
             if now.state != "up":
                 raise ValueError(
@@ -328,7 +327,6 @@ class Lab:
 
     @property
     def tag(self) -> Tag:
-        """The tag in the names of the lab's parts, while it is up."""
         assert self._tag is not None, "bring the lab up first: with Lab(...) as lab"
         return self._tag
 
@@ -342,7 +340,6 @@ class Lab:
         )  # fmt: skip
 
     def _hosts(self, host: int | None = None) -> list[int]:
-        """That host, or all of them."""
         return [*range(len(self.description.hosts))] if host is None else [self._one(host)]
 
     def _one(self, host: int) -> int:
@@ -354,7 +351,6 @@ class Lab:
         return host
 
     def _part(self, host: int) -> str:
-        """The name of the host's namespace and control group."""
         return self.tag.part(self._one(host))
 
     def _thaw_all(self) -> None:

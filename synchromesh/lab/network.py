@@ -115,7 +115,6 @@ class Network:
             _shape(switch, f"port{host}", bits)
 
     def rate(self, host: int) -> int:
-        """Bits a second that the host's link is shaped to."""
         with self._switch() as switch:
             return _shaped(switch, f"port{host}")
 

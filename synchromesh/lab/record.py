@@ -170,7 +170,6 @@ class Records:
         return {CLUSTER: str(self.cluster(name)), FOREWARNING: str(self.forewarning(name))}
 
     def write_cluster(self, name: str, text: str) -> None:
-        """Replace the file that `cluster` names."""
         document.write(self.cluster(name), text)
 
     def forget(self, tag: Tag) -> list[str]:

@@ -72,8 +72,7 @@ class Way:
         )  # fmt: skip
 
     def take(self) -> None:
-        """Takes this process there, which must have one thread. OSError where the kernel
-        refuses."""
+        """Takes this process, of one thread, there. OSError where the kernel refuses."""
         namespace, cores, *doors = self.place
         os.environ.update(self.variables)
         entry.enter(namespace, {int(core) for core in cores.split(",")}, 0, doors)
@@ -159,8 +158,7 @@ class Running:
         return results
 
     def wait(self, timeout: float | None = None) -> list[Result]:
-        """The results by rank. Raises `HostFailed`, and TimeoutError after `timeout` seconds; the
-        command then still runs."""
+        """The results by rank. `HostFailed`; TimeoutError after `timeout` s: it still runs."""
         limit = math.inf if timeout is None else time.monotonic() + timeout
         # Python's signal handlers run in the main thread, which is not woken by a signal that the
         # kernel gave to another thread: hence it returns to the interpreter at intervals.
@@ -179,8 +177,7 @@ class Running:
             _signal_group(process, number)
 
     def end(self) -> None:
-        """Kill the command on every host, and wait until it is gone. Results then are no
-        failures."""
+        """Kill the command on every host, and wait for its end. Results then are no failures."""
         self._asked = time.monotonic()
         self._done.wait()
 

@@ -26,8 +26,7 @@ class AnswerTuning:
     # from the same normal distribution the quartiles lie apart in 23 % of cases with 4 steps each,
     # in 3.5 % with 10.
     few: int = 10
-    # Part by which predicted times may differ and are taken as equal; chosen, well below what
-    # predictions are right to.
+    # Part by which predicted times may differ and count as equal; chosen, well below their errors.
     precision: float = 0.01
 
 
@@ -166,7 +165,6 @@ def _alike(comparison: RunComparison, best: RunGroup, timed: Sequence[RunGroup])
 
 
 def _few(timed: Sequence[RunGroup]) -> Iterator[str]:
-    """Which were timed for so few steps that chance may tell them apart."""
     steps = [(g.first, min(r.timed_steps for r in g.done if r.step_seconds)) for g in timed]
     few = [f"{n} of {run.strategy} on {run.devices}" for run, n in steps if 0 < n < TUNING.few]
     if few:
@@ -177,7 +175,6 @@ def _few(timed: Sequence[RunGroup]) -> Iterator[str]:
 
 
 def _some(names: list[str], before: str = "") -> str:
-    """The first of them, and how many others there are."""
     more = len(names) - TUNING.named
     others = [f"{before}{more} others"] if more > 0 else []
     return listed([*names[: TUNING.named], *others])

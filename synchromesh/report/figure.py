@@ -58,7 +58,6 @@ class Subject:
     place: str = ""
 
     def known(self, of: Callable[[RunGroup], T | None]) -> list[tuple[RunGroup, T]]:
-        """The groups of which something is known, with it."""
         return [(g, value) for g in self.comparison.groups if (value := of(g)) is not None]
 
     def figure(

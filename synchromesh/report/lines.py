@@ -20,8 +20,7 @@ def style(mark: StrategyMark) -> dict[str, Any]:
 def below_legend(
     width: int, height: float, marks: Mapping[str, StrategyMark], names: Sequence[str]
 ) -> tuple[Drawing, float]:
-    """A sheet with the markers and names of strategies, and `height` pixels below them; where
-    those begin."""
+    """A sheet with a legend of strategies, `height` pixels below it; where those begin."""
     short = labels(names, width / 2 - 24)
     places, top = flow([short[name] for name in names], 18, width)
     sheet = Drawing(width, top + height)

@@ -77,8 +77,7 @@ def _ticks(most: float) -> list[float]:
 
 
 def _panel(run: RunResult, several: bool) -> ColumnPanel:
-    """A stack for each device, and a line at what was predicted; of few devices as narrow as of
-    4."""
+    """A stack for each device, a line at what was predicted; of few devices as narrow as of 4."""
     count, predicted = len(run.peak_memory_bytes), run.predicted_peak_bytes
     return ColumnPanel(
         run.strategy + ", alone" * (several and run.devices == 1),

@@ -47,8 +47,7 @@ def _priced_elsewhere(results: StudyResults) -> str:
 
 
 def _is_a(device: str, name: str) -> bool:
-    """Whether an accelerator of that name (`Tesla V100-SXM2-16GB`) is the device of a price
-    (`V100-16`), memory aside."""
+    """Whether `Tesla V100-SXM2-16GB` is the device of a price, `V100-16`, memory aside."""
     return device.lower().split("-")[0] in re.split(r"[\s_-]+", name.lower())
 
 

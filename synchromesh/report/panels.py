@@ -44,8 +44,7 @@ class RowPanels:
         self, sheet: Drawing, panels: Sequence[tuple[str, int]], left: float, width: float,
         longest: float,
     ) -> Iterator[tuple[Any, list[float]]]:  # fmt: skip
-        """Of each panel (title and number of rows) its axes up to `longest`, and the base lines of
-        texts beside its rows."""
+        """Of each panel (title, rows) its axes up to `longest`, and its rows' base lines."""
         top, ticks = sheet.top, round_numbers(longest, self.ticks[sheet.narrow])
         for i, (title, count) in enumerate(panels, 1):
             sheet.text(0, top + 12, title, fontsize=self.title, fontweight="bold")

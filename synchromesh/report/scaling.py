@@ -73,8 +73,7 @@ def _lines(width: int, subject: Subject, speedups: list[tuple[RunGroup, float]])
 
 
 def scaling(subject: Subject) -> Iterator[PageFigure]:
-    """T_1/N + T_comm against N, a panel for each strategy; none where nothing ran on one device,
-    or nothing on several."""
+    """T_1/N + T_comm against N, a panel for each strategy; none without one device and several."""
     comparison = subject.comparison
     every = subject.known(lambda g: overhead(g, comparison.one_device, comparison.weak))
     several = [(g, parts) for g, parts in every if g.first.devices > 1]

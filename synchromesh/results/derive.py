@@ -27,8 +27,7 @@ T = TypeVar("T")
 
 def derive(results: StudyResults) -> StudyResults:
     """The document with `speedup`, `efficiency`, `dollars` and the dollars of each target of its
-    runs worked out; None where something that they follow from is not known. Without a price,
-    dollars stay as they are."""
+    runs worked out; None where something is not known. Without a price, dollars stay."""
     weak = results.settings.scaling == "weak"
     done = tuple(run for run in results.runs if run.status == "done")
     return replace(

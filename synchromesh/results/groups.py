@@ -49,7 +49,6 @@ class RunGroup:
         return tuple(run for run in self.runs if run.status == "done")
 
     def median(self, of: Callable[[RunResult], float | None]) -> float | None:
-        """The median of a figure over the runs that have it."""
         values = [value for run in self.done if (value := of(run)) is not None]
         return median(values) if values else None
 
@@ -114,17 +113,14 @@ class RunComparison:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """The numbers of devices, ascending."""
         return tuple(sorted({group.first.devices for group in self.groups}))
 
     @cached_property
     def strategies(self) -> tuple[str, ...]:
-        """In the order of the document."""
         return tuple(dict.fromkeys(group.first.strategy for group in self.groups))
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """The names of what was evaluated."""
         ends = (e for group in self.groups for run in group.done for e in run.metrics)
         return tuple(dict.fromkeys(name for end in ends for name in end.values))
 

@@ -86,8 +86,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Reached:
-    """A target, as `accuracy=0.9`, and what it took; None where it was not reached, and dollars
-    where no price is known."""
+    """A target, as `accuracy=0.9`, and what it took; None: not reached, or no price is known."""
 
     target: str
     epochs: int | None = None
@@ -205,10 +204,8 @@ class RunResult:
 
     @property
     def exposed_share(self) -> float | None:
-        """Of communication; None where it is not known."""
         return None if self.communication_share is None else self.communication_share.exposed
 
     @property
     def hidden_share(self) -> float | None:
-        """Of communication; None where it is not known."""
         return None if self.communication_share is None else self.communication_share.hidden

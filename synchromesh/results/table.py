@@ -26,8 +26,7 @@ def table(results: StudyResults) -> str:
 
 
 def harmless(cell: Cell | bool) -> Cell:
-    """What a spreadsheet shows: numbers as they are, a text that it would run with an apostrophe
-    in front."""
+    """What a spreadsheet shows: numbers as they are, text that it would run after a quote."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, str) and cell.lstrip(" ")[:1] in tuple(FORMULA):

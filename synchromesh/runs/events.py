@@ -88,7 +88,6 @@ class RankMachine:
 
     @property
     def of_study(self) -> StudyMachine:
-        """As results have it."""
         devices = () if self.device == "cpu" else (self.device,)
         return StudyMachine(
             self.processor, int(self.cores), self.memory_bytes, devices, self.system
@@ -139,7 +138,6 @@ class LayoutInForce(RunEvent, name="layout"):
 
     @property
     def layouts(self) -> Layouts:
-        """As results have it."""
         return Layouts(
             self.step, self.plan, self.components, self.reason or "", self.seconds,
             self.pause_seconds, self.bytes_moved,
@@ -225,8 +223,7 @@ class RankRecorded(RunEvent, name="rank recording"):
 @dataclass(frozen=True, kw_only=True)
 class StepsRecorded(RunEvent, name="recording"):
     """The recorded steps (first and last) of all ranks: `Shares` by rank and their mean, bytes
-    that each rank sent in a step, the trace's file, its spans, and operators that it leaves out.
-    """
+    that each rank sent in a step, the trace's file, its spans, and operators left out of it."""
 
     steps: tuple[int, ...] = ()
     shares: tuple[Mapping[str, Any], ...] = ()
@@ -328,16 +325,12 @@ class EpochMeasured(RunEvent, name="epoch"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(RunEvent, name="checkpoint"):
-    """A checkpoint was written."""
-
     path: str
     step: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNotSaved(RunEvent, name="unsaved"):
-    """One could not be written."""
-
     path: str
     step: Count
     reason: str
@@ -345,8 +338,6 @@ class CheckpointNotSaved(RunEvent, name="unsaved"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStopped(RunEvent, name="stop"):
-    """The run was asked to stop."""
-
     signal: str
     step: Count
 

@@ -25,8 +25,7 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: A
     """Operations (a multiplication and an addition are two) of forward and backward of `batch` on
     the unsharded `model`, by torch's formulas for products, convolutions and attention.
 
-    A small batch is enough: operations grow with the rows. Gradients of the model are left unset.
-    """
+    A small batch is enough: operations grow with the rows. Gradients are left unset."""
     with FlopCounterMode(display=False) as counter:
         value = loss(model, batch)
         total = value if isinstance(value, Tensor) else value[0]
@@ -60,8 +59,7 @@ def peak_flops(device: str, dtype: str) -> float | None:
 
 
 def row_flops(workload: Workload, rows: int = 2) -> float:
-    """Operations of forward and backward of one row of the unsharded model, counted of a batch of
-    `rows`."""
+    """Operations of forward and backward of one row of the unsharded model, counted of `rows`."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         if workload.carry is None:

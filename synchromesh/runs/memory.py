@@ -3,8 +3,7 @@ activations, which are all else that is alive at the peak.
 
 A step runs once under a dispatch mode that sees every storage come and go (programs/memory.py);
 what a storage was is known after the step, so a journal of all changes is walked again up to the
-peak. On CUDA the peak is the allocator's, and what it has beyond the tracked storages counts as
-activations."""
+peak. On CUDA the peak is the allocator's; what it has beyond storages counts as activations."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -14,8 +14,7 @@ when a thread waits. Computation is operators, and as `host` what goes on betwee
 a step but waiting: Python, autograd, calls. DDP's reducer calls and waits in C++, where nothing
 is annotated: a gap in which such a collective ends counts as a wait.
 
-On CUDA, kernels and copies of the device's streams; those of NCCL communicate (not tested here).
-"""
+On CUDA, kernels and copies of the device's streams; NCCL's communicate (not tested here)."""
 
 from bisect import bisect_right
 from collections import deque
@@ -85,8 +84,7 @@ def _of_gloo(ordered: Iterable[Range]) -> tuple[list[Range], list[Range]]:
 
 
 def _computations(ordered: Sequence[Range], main: int) -> Iterator[Range]:
-    """Operators of the main thread and of autograd's; not of gloo's threads, in which operators
-    run, too."""
+    """Operators of the main thread and of autograd's; gloo's threads run some, too."""
     computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
     return (r for r in ordered if _computes(r) and r.thread in computing)
 
@@ -170,8 +168,7 @@ def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:
 
 
 def _until_waits_end(collectives: Sequence[Span], waits: Sequence[Interval]) -> list[Span]:
-    """The last collective that ends within a wait lasts until the wait does: this rank knows of
-    its end then."""
+    """The last collective that ends within a wait lasts until the wait does: then it is known."""
     spans = list(collectives)
     by_end = sorted(range(len(spans)), key=lambda i: spans[i].end)
     ends = [spans[i].end for i in by_end]

@@ -72,8 +72,7 @@ class Recorder:
         self.stepped(time.perf_counter() - began)
 
     def stepped(self, seconds: float) -> None:
-        """A training step that took so long has just ended: as `step`, where that cannot be
-        wrapped around it."""
+        """A step that took so long has just ended: as `step`, where that cannot be around it."""
         now = time.time_ns() * 1e-9
         self.steps.append((now - seconds, now))
 
@@ -116,8 +115,7 @@ def _device_span(event: Any) -> Span:
 
 
 def common_clock(group: Group, exchanges: int = 16) -> float:
-    """Seconds that rank 0's system clock (of the group) shows more than this rank's; all members
-    call alike.
+    """Seconds that rank 0's clock (of the group) shows more than this rank's; all call alike.
 
     Processes of one machine share its system clock. To another machine's, the offset is by
     Cristian's algorithm (Distributed Computing 3, 1989): a rank sends at `a`, rank 0 answers with

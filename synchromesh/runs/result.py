@@ -85,7 +85,6 @@ def run_result(
 
 
 def of_kind(kind: type[E], events: Iterable[RunEvent]) -> list[E]:
-    """The events of a kind, in order."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -103,8 +102,7 @@ def epochs(events: Iterable[RunEvent]) -> tuple[Epoch, ...]:
 
 
 def layouts_of(events: Iterable[RunEvent]) -> tuple[Layouts, ...]:
-    """The layouts that were in force one after the other; a run that was resumed under its plan
-    goes on with that."""
+    """The layouts in force one after the other; a resumed run may go on with the last one."""
     made: list[Layouts] = []
     for event in of_kind(LayoutInForce, events):
         if not made or made[-1].plan != event.plan:
@@ -197,8 +195,7 @@ def _asked(start: RunStarted, call: Sequence[RunEvent]) -> RunResult:
 
 
 def _last_call(events: Sequence[RunEvent]) -> Sequence[RunEvent]:
-    """Of the last call that trained: one that resumed a run may have had another plan, on other
-    ranks."""
+    """Of the last call that trained: the plan and ranks of those before may have been others."""
     begins = [i for i, event in enumerate(events) if isinstance(event, RunStarted)]
     calls = [events[a:b] for a, b in zip(begins, [*begins[1:], len(events)], strict=True)]
     trained = [call for call in calls if of_kind(StepsTimed, call)]
@@ -242,7 +239,6 @@ def _utilisation(call: Sequence[RunEvent], start: RunStarted) -> dict[str, Any]:
 
 
 def _first_machine(start: RunStarted) -> RankMachine:
-    """That of rank 0."""
     return start.machines[0] if start.machines else RankMachine()
 
 

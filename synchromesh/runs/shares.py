@@ -40,8 +40,7 @@ class Shares:
     """Shares of the time of the recorded steps, as in the module's equations.
 
     seconds     of all recorded steps together
-    exposed_by  `exposed` by the name of the communication; several at once share the time evenly
-    """
+    exposed_by  `exposed` by the communication's name; several at once share the time evenly"""
 
     computation: float
     exposed: float
@@ -56,8 +55,7 @@ class Shares:
 
 
 def shares(recordings: Sequence[Recording]) -> list[Shares]:
-    """Of each rank, in the order of `recordings`, which are on a common clock. ValueError where
-    one has no step."""
+    """Of each rank, on a common clock, in order. ValueError where one recorded no step."""
     for recording in recordings:
         if length(union(recording.steps)) <= 0:
             raise ValueError(
@@ -79,8 +77,7 @@ def mean(of_ranks: Sequence[Shares]) -> Shares:
 
 
 def waits(recordings: Sequence[Recording]) -> list[Intervals]:
-    """When each rank waits for another one, M - C - T, in the order of `recordings`, which are on
-    a common clock."""
+    """When each rank waits for another, M - C - T, in order, of recordings on a common clock."""
     begun = _last_begun(recordings)
     return [_Times.of(recording, begun).waiting for recording in recordings]
 

@@ -2,8 +2,7 @@
 chrome://tracing show, and the last one as the picture of a report has it.
 
 A Chrome trace has a process per rank, a thread per lane and a marker at each step. Format: "Trace
-Event Format", Google, in its JSON object form: `X` complete events, `M` metadata, `i` instants;
-times in microseconds."""
+Event Format", Google, JSON object form: `X` complete events, `M` metadata, `i` instants; in us."""
 
 import gzip
 import json
@@ -27,8 +26,7 @@ def chrome_trace(
 
     shortest_us: microseconds below which computations are left out (in the steps of small models
     nine tenths of all), and said so in `otherData`, which has `notes` besides. What runs between
-    operators (`host`) is never drawn. Where a rank waits for another one, a thread of its own
-    shows it."""
+    operators (`host`) is never drawn. What a rank waits for others has a thread of its own."""
     starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
     origin = min(starts + [start for r in recordings for start, _ in r.steps])
     events: list[Event] = []

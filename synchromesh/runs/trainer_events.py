@@ -34,8 +34,7 @@ def started(job: Job, trainer: Trainer) -> RunStarted:
 def layout_in_force(
     trainer: Trainer, switch: Decision | None = None, seconds: float | None = None
 ) -> LayoutInForce:
-    """The trainer's, in the words of plans. switch: that brought it; seconds: of training so
-    far."""
+    """The trainer's, in words of plans. switch: what brought it; seconds: of training so far."""
     event = LayoutInForce(
         step=trainer.steps, plan=str(trainer.plan), components=component_layouts(trainer),
         seconds=seconds,
@@ -49,8 +48,7 @@ def layout_in_force(
 
 
 def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
-    """Of every component, in the order of the chain. A stage is a group of devices, counted from
-    0."""
+    """Of every component, in the order of the chain. Stages are groups of devices, from 0."""
     made = trainer.partition.components
     firsts = sorted({local.layout.first for local in made})
     return tuple(
@@ -77,8 +75,7 @@ def memory_tracker(trainer: Trainer) -> MemoryTracker:
 class StepLog:
     """Collects the steps of this rank until `take` hands them over.
 
-    trained_seconds: of all steps so far with loading; one that was special counts as the median of
-    the others."""
+    trained_seconds: of all steps so far with loading; special ones count as the others' median."""
 
     world: World
     _steps: list[StepDone] = field(default_factory=list)

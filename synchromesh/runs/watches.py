@@ -38,8 +38,7 @@ class TurnWatch(Protocol):
         """Before the turn's first step."""
 
     def after_step(self, left: int, full: bool) -> None:
-        """After each step. left: steps of the turn that are still to come. full: whether its batch
-        had all rows."""
+        """After each step. left: steps still to come. full: whether its batch had all rows."""
 
     def end(self) -> RunEvent:
         """After its last step."""
@@ -187,8 +186,7 @@ class StepWatch:
 def steps_recorded(
     recordings: Sequence[Recording], sent: Sequence[int | None], **more: Any
 ) -> StepsRecorded:
-    """What all ranks recorded, on a common clock, and what each sent in a step. more: further
-    fields."""
+    """What all ranks recorded, on a common clock, and sent in a step. more: further fields."""
     by_rank = shares(recordings)
     return StepsRecorded(
         shares=tuple(s.to_dict() for s in by_rank), mean=mean(by_rank).to_dict(),

@@ -46,8 +46,7 @@ class StudyCell:
 
 @dataclass(frozen=True)
 class CellJob:
-    """What the ranks of one contestant do, as a file that they read: a cell, and where its study
-    is reached.
+    """What the ranks of one contestant do, as a file that they read.
 
     target, data  as on the command line
     plans         that a strategy of ours stands for; none of a rival

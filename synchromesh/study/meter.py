@@ -46,8 +46,7 @@ class Meter:
         self._next()
 
     def step(self, seconds: float, loading: float, rows: int) -> None:
-        """After each step, also of one that ran on after the last turn. rows: of the global
-        batch."""
+        """After each step, also of one that ran on after the last turn. rows: of all ranks."""
         if self.over:
             return
         watch = self._watch()
@@ -83,7 +82,6 @@ class Meter:
         self.say(RunEnded(plan=plan))
 
     def _watch(self) -> TurnWatch | None:
-        """What looks at the steps of this turn."""
         return self.watches.get(self._turn.mode)
 
     def _next(self) -> None:

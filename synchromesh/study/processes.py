@@ -73,8 +73,7 @@ class RankProcesses:
 
 
 def reason(code: int, log: Path, searched: int = 20_000) -> str:
-    """Why a contestant failed, in one sentence: its own last words, or the signal. searched:
-    characters of its log."""
+    """Why a contestant failed: its last words, or the signal. searched: characters of its log."""
     text = log.read_text(errors="replace")[-searched:] if log.exists() else ""
     lines = list(filter(None, map(str.strip, text.splitlines())))
     ours = [x.removeprefix("synchromesh: ") for x in lines if x.startswith("synchromesh: ")]

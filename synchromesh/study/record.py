@@ -44,7 +44,6 @@ class RunRecord:
         self.said[rank].append(event)
 
     def of(self, kind: type[E], rank: int = 0) -> list[E]:
-        """The events of a kind of one rank."""
         return of_kind(kind, self.said[rank])
 
     def last(self, kind: type[E]) -> list[E]:
@@ -65,7 +64,6 @@ class RunRecord:
         return max((min(_seconds(turn)) for turn in self.last(TurnEnded)), default=None)
 
     def steps(self, mode: str) -> int:
-        """How many steps it has had in turns of a mode."""
         return sum(len(turn.rows) for turn in self.of(TurnEnded) if turn.mode == mode)
 
     def spent(self) -> tuple[float, int]:
@@ -110,14 +108,12 @@ class RunRecord:
         return run
 
     def _untimed(self) -> str:
-        """Why no step was timed."""
         return (
             f"no step of full size was timed: the run had {self.spent()[1]} in all, of which the "
             "first ones and those that are watched are not; train for more epochs"
         )
 
     def _turns(self) -> list[list[TurnEnded]]:
-        """The timed turns of each rank."""
         every = (self.of(TurnEnded, rank) for rank in self._ranks)
         return [[turn for turn in turns if turn.mode == "timed"] for turns in every]
 
@@ -179,7 +175,6 @@ class RunRecord:
         return timeline(recordings) if recordings else ()
 
     def trace(self) -> dict[str, Any] | None:
-        """The Chrome trace of the recorded steps, if there are any."""
         recordings = self.recordings()
         return chrome_trace(recordings) if recordings else None
 

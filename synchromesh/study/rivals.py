@@ -43,8 +43,7 @@ class Rival(Protocol):
         """[start, stop) of the rows of a global batch that this rank is given."""
 
     def backward(self, batch: Any) -> Tensor:
-        """Forward and backward; this rank's part of the global mean loss, which all ranks' parts
-        add up to."""
+        """Forward and backward; this rank's summand of the global mean loss."""
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and buffers by the model's own names: on rank 0 all of them."""

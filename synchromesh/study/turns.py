@@ -86,8 +86,7 @@ def observed() -> list[Turn]:
 
 
 def timed_steps(steps: int, at_most: float | None, step_seconds: float | None) -> int:
-    """How many steps are timed: `steps`, or as many as `at_most` seconds hold, at least
-    `TUNING.least`."""
+    """How many steps are timed: `steps`, or what `at_most` seconds hold, but `TUNING.least`."""
     if at_most is None or not step_seconds:
         return steps
     return min(steps, max(TUNING.least, int(at_most / step_seconds)))

@@ -40,7 +40,6 @@ class Accumulation:
         self._sums: list[float] = []  # of these
 
     def require_none(self, what: str) -> None:
-        """ValueError where `what` is to happen although gradients wait for their update."""
         if self.begun:
             raise ValueError(
                 f"{what} in the middle of an accumulation ({len(self._totals)} backward "
@@ -48,7 +47,6 @@ class Accumulation:
             )
 
     def require_open(self) -> None:
-        """ValueError where a backward call can add nothing."""
         if self.summed:
             raise ValueError(
                 "backward after the last one of an accumulation: its gradients are summed over "
@@ -62,7 +60,6 @@ class Accumulation:
             )
 
     def require_last(self, what: str) -> None:
-        """ValueError where `what` is to happen before the last backward call."""
         if not self.summed:
             raise ValueError(
                 f"{what} needs the whole gradient, which is summed over the ranks by the last "

@@ -149,7 +149,6 @@ class PlanCheck:
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
 
     def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
-        """ValueError for an optimizer that could not update the parts of a tensor."""
         sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
         check_optimizer(self._optimizer, bool(sharded))
         for name in sharded:
@@ -181,7 +180,6 @@ def checked_plan(plan: Plan | str) -> Plan:
 
 
 def refuse_parts(step: Step, micro_batches: int) -> None:
-    """ValueError where rows that depend on each other would come into several micro-batches."""
     if micro_batches > 1 and step.coupling and not step.doubt:
         raise ValueError(
             f"micro_batches={micro_batches} would part rows that depend on each other "

@@ -15,8 +15,7 @@ from synchromesh.values.plan import Plan
 
 
 class Adaptation:
-    """Watches what steps take and switches plans where that pays; from `begin` on. All ranks call
-    alike."""
+    """Switches plans where what steps take says so; from `begin` on. All ranks call alike."""
 
     def __init__(self, execution: Execution, switch: Callable[[Plan], Moved]) -> None:
         self._execution, self._switch = execution, switch
@@ -40,8 +39,7 @@ class Adaptation:
         self._observer = Observer(Adapter(profile, candidates, time.monotonic()))
 
     def collect(self, costs: Sequence[tuple[int, ...]]) -> Decision | None:
-        """costs: of the last step, of every rank. Returns the last switch, once its effect is
-        known."""
+        """costs: of the last step, by rank. The last switch, once its effect is known."""
         if self._observer is None:
             return None
         return self._observer.collect(costs, self._execution.active.groups.ranks)

@@ -92,8 +92,7 @@ class Carry:
         self._held = dict.fromkeys(self._like, want[self._world.rank])
 
     def advance(self, made: Mapping[str, Tensor]) -> None:
-        """What the batch that was joined last has made of it, of this rank's rows: the leaves
-        that this rank reads next."""
+        """What the batch joined last has made of it, of this rank's rows: what it reads next."""
         if self._start is None:
             return
         assert self._of is not None, "a batch is joined before its carry is made"

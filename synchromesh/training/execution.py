@@ -46,8 +46,7 @@ from synchromesh.values.sharding import units
 
 
 class Execution:
-    """What every rank makes alike of a plan; `active` is the plan in force and what follows from
-    it."""
+    """What every rank makes alike of a plan; `active` is the plan in force."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -94,8 +93,7 @@ class Execution:
         return self._active
 
     def _start(self) -> None:
-        """Gives tensors of the meta device their values, and all of them those of given
-        weights."""
+        """Gives tensors of the meta device their values, and all of them those of `weights`."""
         path = self.options.weights
         if path is None:
             self.state.start(self.options.seed)
@@ -112,8 +110,7 @@ class Execution:
     # Plans
 
     def shift(self, plan: Plan) -> TransferStats:
-        """Makes another plan the active one; nothing has moved where it does not fit
-        (ValueError)."""
+        """Makes another plan the active one; ValueError where it does not fit: nothing moved."""
         cuts, step = self.traces.cuts, self.active.step
         known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
@@ -158,7 +155,6 @@ class Execution:
         return moved
 
     def _sharding(self, active: ActivePlan) -> Sharding:
-        """The parameters of which ranks keep parts."""
         parameters = (
             [active.holdings[p.name] for p in component.parameters]
             for component in active.step.chain.components
@@ -179,8 +175,7 @@ class Execution:
         return GradientSync(self._summed(active), late=late)
 
     def _summed(self, active: ActivePlan) -> list[Summed]:
-        """Trained parameters of this rank in the order of the chain, each with the ranks that sum
-        its gradient."""
+        """Trained parameters of this rank, in the chain's order, with who sums their gradient."""
         groups, locals_ = active.groups, active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
@@ -201,7 +196,6 @@ class Execution:
     # Changes of the model
 
     def outdated(self) -> bool:
-        """Whether this rank's model is another than was traced."""
         return self.traces.outdated(self.active.step)
 
     def follow_changes(self) -> None:
@@ -232,8 +226,7 @@ class Execution:
 
     def settle(self) -> None:
         """Makes buffers that are computed from rows, which data ranks have of their own, equal on
-        all ranks: running statistics of batch norm (but where they are synchronised) and others.
-        """
+        all ranks: running statistics of batch norm (unless these are synchronised) and others."""
         model = self.model
         names = model.never_synchronised if self.options.sync_batch_norm else model.statistics
         fed = [n for n in self.active.step.fed if n in model.buffers and n not in names]
@@ -274,8 +267,7 @@ class Execution:
     def _with_totals(
         self, micro: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
     ) -> list[MicroBatch]:
-        """The micro-batches of a batch with its totals over all ranks as further leaves, where
-        its step has any."""
+        """The micro-batches of a batch with its totals over all ranks, if any, as more leaves."""
         of_block = micro[0].program.totals if micro else None
         if of_block is None:
             return micro
@@ -331,7 +323,6 @@ class Execution:
     # Checkpoints
 
     def local_tensors(self) -> dict[str, LocalTensor]:
-        """Everything that a checkpoint carries, as this rank's boxes."""
         return {**self.state.local_tensors(), **self.carry.local_tensors()}
 
     def load(self, path: Path, saved: TrainerState) -> None:

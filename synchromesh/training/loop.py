@@ -152,8 +152,7 @@ class Stop:
         self.trainer.stop_request = 2 * self.received + int(self._requested())
 
     def answer(self) -> str:
-        """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
-        the run goes on."""
+        """A signal's name that some rank had received before `ask`, or REQUEST; empty: go on."""
         number, requested = divmod(self.trainer.agreed_stop_request, 2)
         return signal.Signals(number).name if number else REQUEST if requested else ""
 

@@ -32,7 +32,6 @@ class Notices:
             self.warn(text)
 
     def mode(self, module: nn.Module) -> None:
-        """A model in evaluation mode is not trained in it."""
         if not any(part.training for part in module.modules()):
             self.once(
                 "the model is in evaluation mode and is trained in training mode, as "
@@ -65,7 +64,6 @@ class Notices:
             )
 
     def _states(self, plan: Plan) -> None:
-        """One data rank has all states of a plan that shards them."""
         if any(spec.states != "none" for spec in plan.specs):
             self.once(
                 f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
@@ -73,7 +71,6 @@ class Notices:
             )
 
     def _several(self, plan: Plan, step: Step) -> None:
-        """Micro-batches run what one process runs once."""
         if step.changed:
             self.once(
                 f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
@@ -82,7 +79,6 @@ class Notices:
         self.doubt(step)
 
     def _whole(self, plan: Plan, step: Step) -> None:
-        """No rank has a part of the rows."""
         if len(plan.rows or ()) > 1:
             self.once(
                 f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
@@ -90,7 +86,6 @@ class Notices:
             )
 
     def doubt(self, step: Step) -> None:
-        """The rows of a loss are divided that is not seen to be a mean over them."""
         if step.doubt:
             self.once(
                 f"the loss is not seen to be a mean over rows ({step.doubt}), and may be another "
@@ -118,8 +113,7 @@ class Notices:
         )
 
     def _unsharded(self, plan: Plan, stated: Sequence[Layout], partition: Partition) -> None:
-        """One warning that names the components of which nothing could be sharded although the
-        plan says so."""
+        """One warning that names the components that are whole although the plan shards them."""
         replicated = {}
         for local, layout in zip(partition.components, stated, strict=True):
             placements = [partition.placements[n, local.layout] for n in local.parameters]

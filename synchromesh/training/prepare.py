@@ -35,8 +35,7 @@ def prepare(
     weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
     headroom: str | None = None, say: Callable[[str], None] | None = None,
 ) -> Trainer:  # fmt: skip
-    """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
-    otherwise).
+    """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
@@ -203,7 +202,6 @@ def _described(
 
 
 def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> None:
-    """ValueError for an optimizer over other parameters than the model's."""
     params = (p for group in optimizer.param_groups for p in group["params"])
     foreign = [tuple(p.shape) for p in params if p not in known]
     if foreign:
@@ -216,8 +214,7 @@ def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> No
 
 def _check_hooks(model: Model, world: World) -> None:
     """Hooks of parameters run in backward, when a rank has the gradient of its own rows alone:
-    ValueError for one behind it, which would train with that; a warning for one that changes it.
-    """
+    ValueError for one behind it, which would train with that; a warning where one changes it."""
     if world.size == 1:
         return
     behind = [n for n, p in model.parameters.items() if p._post_accumulate_grad_hooks]

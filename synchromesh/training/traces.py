@@ -143,8 +143,7 @@ class Traces:
     # Whether they hold
 
     def look(self) -> None:
-        """Asks again for the model's state and what traces have read, and gives them the numbers
-        that are inputs."""
+        """Asks again for the model's state and what traces have read, and sets their inputs."""
         self._look()
         if self.readings.look():
             for read, tensor in self.numbers:

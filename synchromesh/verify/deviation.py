@@ -1,5 +1,4 @@
-"""Deviations: how far values under a plan are from those of one process, and which of them are
-errors."""
+"""Deviations: how far values under a plan are from those of one process; which are errors."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,8 +51,7 @@ class Worst:
 
 @dataclass
 class Deviation:
-    """The largest difference of one kind of values, and the largest reference value that it is
-    divided by.
+    """The largest difference of one kind of values, and the largest reference value, its divisor.
 
     An entry x with reference y is an error where it exceeds both limits together:
 
@@ -91,7 +89,6 @@ class Deviation:
 
     @property
     def relative(self) -> float:
-        """The difference over the reference; as it is where that is 0."""
         return self.difference / self.reference if self.reference else self.difference
 
     @property

@@ -37,8 +37,7 @@ class NoiseFloor:
     """How far rounding moves tensors, from pairs of runs that differ by rounding alone.
 
     What is kept is relative to a tensor's largest entry, the most of all pairs. One pair may by
-    chance agree in a tensor of few entries, so that no tensor's floor is below the median of the
-    gradients'."""
+    chance agree in a tensor of few entries: no floor is below the median of the gradients'."""
 
     def __init__(self) -> None:
         self._relative: dict[tuple[str, str], float] = {}

@@ -1,5 +1,4 @@
-"""Verification: a workload under a plan against one process with the same batches, weights and
-dtype."""
+"""Verification: a workload under a plan against one process, with the same batches and weights."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -71,8 +70,7 @@ def verify(
     workload: Workload, plan: str, steps: int = 5, dtype: str | None = None, seed: int = 0,
     say: Callable[[str], None] | None = None, autocast: torch.dtype | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
-    verify`.
+    """Trains under `plan` and, on rank 0, alone; the document of `synchromesh verify`.
 
     In each step losses, gradients and buffers are compared, and the parameters in the end; each
     difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
