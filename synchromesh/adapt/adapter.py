@@ -12,17 +12,17 @@ switches where that pays.
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
 sees the same table of times, so all come here at the same step; rank 0 decides for all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from synchromesh.adapt import decision
 from synchromesh.adapt.decision import Budget, Decision, History, Verdict, weigh
 from synchromesh.adapt.known_plans import KnownPlans
+from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.monitor import LIMITS, Drift, Monitor
 from synchromesh.adapt.phase import Phase
 from synchromesh.adapt.trials import first
-from synchromesh.checkpoint.switch import Moved
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.reprofile import IdleProbe
@@ -45,41 +45,11 @@ class AdapterTuning:
 TUNING = AdapterTuning()
 
 
-class AdaptedRun(Protocol):
-    """The run that is adapted, at the end of a step (live_run.py); all ranks call alike."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force, as candidates are written."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether it leaves ranks idle."""
-
-    def clock(self) -> float:
-        """Seconds, as rank 0 has them."""
-
-    def agreed(self, find: Callable[[], Any]) -> Any:
-        """What rank 0 finds, as JSON."""
-
-    def measure(self, known: Profile, drift: Drift) -> Choice:
-        """Plans by what has been measured again. ValueError where none fits."""
-
-    def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
-        """Whether what keeps ranks idle has become better; `usual`: see `probe_idle`."""
-
-    def move(self, better: Plan, known: Profile, now: float) -> float:
-        """Seconds of pause of a switch; now: of a step."""
-
-    def switch(self, plan: Plan) -> Moved:
-        """Shifts to another plan."""
-
-
 @dataclass(frozen=True)
 class StepEnd:
     """The end of a step of a run, with the steps that are still to come."""
 
-    run: AdaptedRun
+    run: LiveRun
     step: int
     to_come: int
 
@@ -140,7 +110,7 @@ class Adapter:
         now = self.monitor.measured
         return None if now is None else self.history.measured(now)
 
-    def act(self, run: AdaptedRun, step: int, to_come: int) -> Decision | None:
+    def act(self, run: LiveRun, step: int, to_come: int) -> Decision | None:
         """What comes of what was noticed or of a trial, if there is one; all ranks alike. to_come:
         steps, 0 where nobody says how many."""
         latest = self.monitor.latest
@@ -199,7 +169,7 @@ class Adapter:
             return self._stays(end, drift, "measured again, nothing has changed", spent)
         return self._decided(end, drift, choice.candidates, changed, spent)
 
-    def _measured_again(self, run: AdaptedRun, drift: Drift) -> Choice:
+    def _measured_again(self, run: LiveRun, drift: Drift) -> Choice:
         """Plans by what is measured where something has drifted; by all that can be, where that
         does not explain the drift. ValueError where none fits."""
         choice = run.measure(self.profile, drift)

@@ -240,6 +240,5 @@ def _predicted(asked: AskedStudy) -> "Iterator[RunResult]":
 
     kinds = asked.args.predict
     for workload in asked.models if kinds else ():
-        yield from predicted(
-            workload, asked.settings([workload.batch_size]), kinds, asked.args.bf16
-        )
+        settings = asked.settings([workload.batch_size])
+        yield from predicted(workload, settings, kinds, asked.args.bf16)

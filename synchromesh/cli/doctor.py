@@ -107,9 +107,7 @@ def _open(seconds: int = 60) -> "World":
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
         machine = machine_of(int(os.environ["RANK"]), torch.device("cpu"))
-        problems = [
-            finding.sentence for finding in alone(machine, several) if finding.level != "ok"
-        ]
+        problems = [x.sentence for x in alone(machine, several) if x.level != "ok"]
         if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -132,9 +132,8 @@ class _Report:
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
         self.display.say(
             f"{job.workload.name} under plan {trainer.plan} on "
-            f"{counted(trainer.world.size, 'rank')} "
-            f"({trainer.world.device.type}), batch {job.workload.batch_size}; "
-            f"run folder {self.folder.path}"
+            f"{counted(trainer.world.size, 'rank')} ({trainer.world.device.type}), "
+            f"batch {job.workload.batch_size}; run folder {self.folder.path}"
         )
         self._predict(trainer)
         if not event.more:
@@ -309,18 +308,16 @@ class _Report:
         self._log(RunEnded.saying(values))
         if self.document is not None:
             return print(json.dumps(finite(values)), file=self.document, flush=True)
+        measured, predicted = map(_milliseconds, (result.step_seconds, self.predicted))
         rows = {
-            "epochs": f"{result.epochs} ({result.steps} steps)",
-            "loss": _number(result.loss),
+            "epochs": f"{result.epochs} ({result.steps} steps)", "loss": _number(result.loss),
             **{name: _shown(value) for name, value in metrics.items()},
             "best": "-" if result.best is None else _shown(result.best),
-            "samples per second": f"{speed:,.0f}",
-            "seconds": f"{result.seconds:.1f}",
-            "step": f"{_milliseconds(result.step_seconds)} measured, "
-            f"{_milliseconds(self.predicted)} predicted",
+            "samples per second": f"{speed:,.0f}", "seconds": f"{result.seconds:.1f}",
+            "step": f"{measured} measured, {predicted} predicted",
             "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
             "run folder": str(self.folder.path),
-        }
+        }  # fmt: skip
         summary(f"{self.job.workload.name}", rows)
 
 

@@ -8,10 +8,8 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.values.fault import Refuted, printable
 
-BYTES = (
-    ("parameter bytes", "parameter_bytes_per_rank"),
-    ("bytes sent a step", "sent_bytes_per_step"),
-)
+BYTES = (("parameter bytes", "parameter_bytes_per_rank"),
+         ("bytes sent a step", "sent_bytes_per_step"))  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
@@ -94,9 +92,8 @@ def _text(target: str, document: dict[str, Any]) -> str:
     for name, floor in document["noise_floor"].items():
         value = document[f"max_{name}_deviation"]
         lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
-    lines += [
-        f"  {name} per rank  {', '.join(f'{n:,}' for n in document[k])}" for name, k in BYTES
-    ]
+    for name, key in BYTES:
+        lines.append(f"  {name} per rank  {', '.join(f'{n:,}' for n in document[key])}")
     lines.append("  dropout is set to zero and batch norm synchronised in both")
     lines.append("passed" if document["passed"] else "FAILED")
     return printable("\n".join(lines), lines=True)

@@ -193,7 +193,7 @@ class Description(document.Document):
                 Emulated(
                     parse_bandwidth(rate),
                     parse_share(part, cores),
-                    None if limit is None else parse_memory(limit),
+                    parse_memory(limit) if limit is not None else None,
                 )
                 for rate, part, limit in by_host
             ),
@@ -289,10 +289,8 @@ class Description(document.Document):
                 for a in range(len(names))
                 for b in range(a + 1, len(names))
             ),
-            emulated=True,
-            source="lab",
-            date=date,
-        )
+            emulated=True, source="lab", date=date,
+        )  # fmt: skip
 
     def _between(self, a: int, b: int) -> int:
         """Bits a second from host to host when nothing else is on the way."""

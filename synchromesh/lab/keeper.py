@@ -29,11 +29,9 @@ class KeeperProcess:
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # a Ctrl-C at the terminal is not for the keeper
-        )
+        )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         tag = Tag.of(self._process.pid)

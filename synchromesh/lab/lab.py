@@ -215,10 +215,8 @@ class Lab:
                 raise ValueError(
                     f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
                 )
-        # of the rendezvous: below those that the kernel gives away,
-        port = random.SystemRandom().randrange(
-            20_000, 30_000
-        )  # and an earlier run's may not be free
+        # of the rendezvous: below those that the kernel gives away; an earlier run's may be in use
+        port = random.SystemRandom().randrange(20_000, 30_000)
         used = self._hosts()[:hosts]
         pins = self.description.pins(_cores())
         return [

@@ -180,18 +180,11 @@ def _asked(start: RunStarted, call: Sequence[RunEvent]) -> RunResult:
     layouts = layouts_of(call)
     first = layouts[0].plan if layouts else start.plan
     return RunResult(
-        workload=start.workload,
-        strategy="auto" if of_kind(PlanChosen, call) else first,
-        devices=start.ranks,
-        batch=start.batch_size,
-        seed=start.seed,
-        status="done",
-        plan=layouts[-1].plan if layouts else start.plan,
-        reason=""
-        if run_ended(call)
-        else "the run has not ended: it is still going on, or was killed",
+        start.workload, "auto" if of_kind(PlanChosen, call) else first, start.ranks,
+        start.batch_size, start.seed, "done", layouts[-1].plan if layouts else start.plan,
+        "" if run_ended(call) else "the run has not ended: it is still going on, or was killed",
         emulated=start.emulated,
-    )
+    )  # fmt: skip
 
 
 def _last_call(events: Sequence[RunEvent]) -> Sequence[RunEvent]:

@@ -13,7 +13,7 @@ from synchromesh.study import strategy, turns
 from synchromesh.study.cell import CellJob, StudyCell
 from synchromesh.study.channel import Listener
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.processes import Processes, Start, reason
+from synchromesh.study.processes import RankProcesses, Start, reason
 from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
 from synchromesh.study.turns import Turn
@@ -75,7 +75,7 @@ class _Contestant:
     """One that runs: its processes and what it has said."""
 
     cell: StudyCell
-    processes: Processes
+    processes: RankProcesses
     log: Path
     record: RunRecord
     waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn

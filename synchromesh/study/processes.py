@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -25,21 +24,9 @@ STUDY = "SYNCHROMESH_STUDY"  # process id of the study, in its contestants
 HOSTS = "SYNCHROMESH_HOSTS"  # a file: the ways of a contestant's ranks onto the hosts of a lab
 
 
-class Processes(Protocol):
-    """What a study starts for a contestant; what they write goes to the contestant's log."""
-
-    def code(self) -> int | None:
-        """None while they run; else 0, or how they failed (-9: killed by signal 9)."""
-
-    def end(self) -> None:
-        """Ends what still runs."""
-
-
-Start = Callable[[int, Path, Path], Processes]  # ranks, the job's file, the log
-
-
 class RankProcesses:
-    """Ranks on this machine. ways: by rank, onto the hosts of a lab; none: they stay."""
+    """The ranks of a contestant, which write to its log. ways: by rank, onto the hosts of a lab;
+    none: they stay on this machine."""
 
     END_SECONDS = 10.0  # to end in good order; chosen
 
@@ -57,11 +44,12 @@ class RankProcesses:
             )  # fmt: skip
 
     @classmethod
-    def on(cls, lab: Lab) -> Start:
+    def on(cls, lab: Lab) -> "Start":
         """Those on the first hosts of a lab."""
         return lambda ranks, job, log: cls(ranks, job, log, lab.ways(ranks))
 
     def code(self) -> int | None:
+        """None while they run; else 0, or how they failed (-9: killed by signal 9)."""
         return self._process.poll()
 
     def end(self) -> None:
@@ -70,6 +58,9 @@ class RankProcesses:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+Start = Callable[[int, Path, Path], RankProcesses]  # ranks, the job's file, the log
 
 
 def reason(code: int, log: Path, searched: int = 20_000) -> str:

@@ -67,16 +67,14 @@ class Accumulation:
                 "none of them the last): call backward(batch) before"
             )
 
-    def add(
-        self, batch: Any, rows: GlobalRows, last: bool, micro_batches: int, steps: int
-    ) -> Tensor:
+    def add(self, batch: Any, rows: GlobalRows, last: bool, by_hand: int, steps: int) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
-        micro_batches: 1, or into how many those of a plan without micro-batches are cut here.
+        by_hand: 1, or into how many micro-batches the rows are cut here, where the plan has none.
         steps: updates done, from which random operators draw. ValueError where rows that depend on
         each other would come into several micro-batches."""
         execution = self._execution
-        parts = self._parts(rows, micro_batches)
+        parts = self._parts(rows, by_hand)
         batch = execution.carry.joined(batch, rows, execution.active)
         micro = execution.micro_batches(batch, parts)
         alone = last and len(parts) == 1 and not self.begun
@@ -131,12 +129,9 @@ class Accumulation:
         if not micro:
             self._send(sums)
             return {}
-        execution = self._execution
-        walk = PipelineWalk(
-            micro, execution.active.groups, steps, self._programs_run, apart=INTERLEAVED
-        )
-        complete = walk.last_backwards(execution.active.plan.schedule)
-
+        execution, active = self._execution, self._execution.active
+        walk = PipelineWalk(micro, active.groups, steps, self._programs_run, apart=INTERLEAVED)
+        complete = walk.last_backwards(active.plan.schedule)
         # ranks of other stages may need this one's backwards first
         late = self._world.blocking and len(micro) > 1
 
@@ -150,14 +145,13 @@ class Accumulation:
 
         def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
             if last:
-                execution.sync.complete(
-                    [execution.model.parameters[n] for n in complete.get(action, ())]
-                )
+                parameters = execution.model.parameters
+                execution.sync.complete([parameters[n] for n in complete.get(action, ())])
             return self._seeds(results, alone)
 
         walk.train(
-            execution.active.plan.schedule, forwarded, forwards_over, backwards,
-            execution.sync.end_backward, goes_on=not last,
+            active.plan.schedule, forwarded, forwards_over, backwards, execution.sync.end_backward,
+            goes_on=not last,
         )  # fmt: skip
         if late:
             self._send(sums)

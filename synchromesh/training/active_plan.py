@@ -162,8 +162,7 @@ class PlanCheck:
         if len(set(self._world.everyone.all_gather_json(mark))) > 1:
             raise ValueError(
                 f"ranks came to different partitions of the model under {str(plan)!r}: start "
-                "every rank with the same "
-                "script, arguments and versions of torch and synchromesh"
+                "every rank with the same script, arguments and versions of torch and synchromesh"
             )
         return mark
 

@@ -135,11 +135,8 @@ class Execution:
     ) -> TransferStats:
         """Makes `plan` the active one; tensors move to their new places. Where it does not fit
         (ValueError) the one before goes on. known: its partition of `step`, where there is one."""
-        return self._commit(self._check.passed(plan, step, known), first)
-
-    def _commit(self, new: ActivePlan, first: bool) -> TransferStats:
-        """State moves to where `new` has it, and what runs the plan is made anew. There is no way
-        back from here: until all of it is done no plan is in force."""
+        new = self._check.passed(plan, step, known)
+        # there is no way back from here: until all of it is done no plan is in force
         self._active = None
         self.sync.close()
         moved = self.state.move(new.holdings, new.groups)
@@ -253,9 +250,8 @@ class Execution:
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            program = self.programs.find(
-                filled, function or self.loss, part, total, self.planning.rows
-            )
+            of, planned = function or self.loss, self.planning.rows
+            program = self.programs.find(filled, of, part, total, planned)
             if program is None:
                 continue
             turns = [(filled, part)]

@@ -98,7 +98,7 @@ def _faults(
     if given.keys() >= {"epochs", "steps"}:
         yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
     for name, n in given.items():
-        if not _is_count(n):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             yield f"{name} must be a whole number of at least 1, not {n!r}"
     if not isinstance(autocast, torch.dtype | None):
         yield f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}"
@@ -107,10 +107,6 @@ def _faults(
             yield f"{name} must be a function, not {function!r}"
     if "checkpoint_every" in given and folder is None:
         yield "checkpoint_every needs a folder: checkpoints=..."
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class Stop:
@@ -213,9 +209,8 @@ class _Loop:
             if newest is None:
                 raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
             for text in damaged:
-                warnings.warn(
-                    f"{text}; the run goes on from {newest}, which is older", stacklevel=2
-                )
+                older = f"{text}; the run goes on from {newest}, which is older"
+                warnings.warn(older, stacklevel=2)
             return str(newest)
 
         return Path(on_first(self.trainer.world.everyone, find, str(path)))

@@ -258,8 +258,8 @@ class Traces:
         elif training and (further := _trained(step) - _trained(active.step)):
             raise ValueError(
                 f"{what} uses parameters that the example batch did not "
-                f"({', '.join(sorted(further)[:3])}): give "
-                "prepare an example batch that uses them all"
+                f"({', '.join(sorted(further)[:3])}): give prepare an example batch that uses "
+                "them all"
             )
         return step
 

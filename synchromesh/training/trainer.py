@@ -60,12 +60,9 @@ class Trainer:
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
-        said = options.headroom, options.say
-        self.planning = LivePlanning(model, optimizer, example, world, *said)
-        self._execution = Execution(
-            model, optimizer, loss, example, plan, world, options, self.planning
-        )
-        self.state = self._execution.state
+        planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
+        execution = Execution(model, optimizer, loss, example, plan, world, options, planning)
+        self.planning, self.state, self._execution = planning, execution.state, execution
         self._accumulation = Accumulation(self._execution)
         self._adaptation = Adaptation(self._execution, self.switch)
 

@@ -42,9 +42,7 @@ class NoiseFloor:
     def __init__(self) -> None:
         self._relative: dict[tuple[str, str], float] = {}
 
-    def add(
-        self, values: Mapping[str, Tensors], moved: Mapping[str, Tensors]
-    ) -> dict[str, Floors]:
+    def add(self, values: dict[str, Tensors], moved: dict[str, Tensors]) -> dict[str, Floors]:
         """The floors of `values`, with `moved`, the same of another run, taken into account."""
         sizes, noises = {}, {}
         for kind, tensors in values.items():
@@ -57,16 +55,11 @@ class NoiseFloor:
                     self._relative[key] = max(self._relative.get(key, 0.0), relative)
         usual = [r for (kind, _), r in self._relative.items() if kind == "gradient"]
         least = median(usual) if usual else 0.0
-        return {
-            kind: {
-                name: max(
-                    noises[kind, name],
-                    sizes[kind, name] * max(self._relative.get((kind, name), 0.0), least),
-                )
-                for name in tensors
-            }
-            for kind, tensors in values.items()
-        }
+
+        def floor(key: tuple[str, str]) -> float:
+            return max(noises[key], sizes[key] * max(self._relative.get(key, 0.0), least))
+
+        return {kind: {n: floor((kind, n)) for n in tensors} for kind, tensors in values.items()}
 
 
 class SingleProcess:
@@ -265,6 +258,5 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _is_view(func: Any) -> bool:
     """Whether a result is a view of an input, which computes nothing."""
-    return any(
-        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
-    )
+    aliases = (r.alias_info for r in func._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)

@@ -96,9 +96,8 @@ def verify(
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
-            with torch.backends.cudnn.flags(
-                enabled=torch.backends.cudnn.enabled, allow_tf32=False
-            ):
+            cudnn = torch.backends.cudnn
+            with cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
                 return _compare(trainer, reference, workload, steps, dtype, dropped)
         finally:
             trainer.close()
@@ -145,31 +144,24 @@ def _compare(
     compared = Deviations(trainer, tolerance)
     sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
-    parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
+    held = trainer.gather_numbers(trainer.parameter_bytes())
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
     )  # fmt: skip
+    held_due = list(explained.parameter_bytes_per_rank)
+    sent_due = list(explained.sent_bytes_per_step)
     exact = _exactly_explained(trainer, workload.batch_size)
     document = {
-        "plan": str(trainer.plan),
-        "ranks": trainer.world.size,
-        "steps": steps,
-        "dtype": dtype,
+        "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-        **deviations,
-        "tolerance": tolerance,
-        "parameter_bytes_per_rank": parameter_bytes,
-        "sent_bytes_per_step": sent,
-        "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
-        "explained_sent_bytes_per_step": list(explained.sent_bytes_per_step),
-        "sent_bytes_compared": exact,
-        "dropout_set_to_zero": dropped,
-        "batch_norm": "synchronised",
-        "passed": not deviations["faults"]
-        and parameter_bytes == list(explained.parameter_bytes_per_rank)
-        and (not exact or sent == list(explained.sent_bytes_per_step)),
-    }
+        **deviations, "tolerance": tolerance,
+        "parameter_bytes_per_rank": held, "sent_bytes_per_step": sent,
+        "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
+        "sent_bytes_compared": exact, "dropout_set_to_zero": dropped, "batch_norm": "synchronised",
+        "passed": not deviations["faults"] and held == held_due
+        and (not exact or sent == sent_due),
+    }  # fmt: skip
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone
 
