@@ -86,10 +86,9 @@ class Drawing:
         from matplotlib.patches import Rectangle
 
         corner = (x / self.width, 1 - (y + 12) / self.height)
-        wide, tall, place = 16 / self.width, 11 / self.height, self.figure.transFigure
-        self.figure.add_artist(
-            Rectangle(corner, wide, tall, transform=place, linewidth=0, **filled(fill))
-        )
+        size = (16 / self.width, 11 / self.height)
+        style = {"transform": self.figure.transFigure, "linewidth": 0, **filled(fill)}
+        self.figure.add_artist(Rectangle(corner, *size, **style))
 
 
 def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
@@ -97,10 +96,8 @@ def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
-        return (
-            _svg(paint(SIZES.wide), f"{name}-w", "wide"),
-            _svg(paint(SIZES.narrow), f"{name}-n", "narrow"),
-        )
+        wide = _svg(paint(SIZES.wide), f"{name}-w", "wide")
+        return wide, _svg(paint(SIZES.narrow), f"{name}-n", "narrow")
 
 
 def filled(fill: Fill) -> dict[str, Any]:
@@ -280,7 +277,7 @@ def _inked(style: str) -> str:
     for item in style.split(";"):
         key, _, value = (part.strip() for part in item.partition(":"))
         if key and key not in _DROPPED:
-            kept.append(f"{key}:{_PAINTS.get(value, value)}")
+            kept.append(f"{key}:{_painted(value)}")
     return ";".join(kept)
 
 
@@ -322,10 +319,9 @@ class SharedStyles:
         """An SVG element with classes for its styles; those with an id in them stay."""
 
         def named(match: re.Match[str]) -> str:
-            style = match[1]
+            known, style = self._classes, match[1]
             if "#" in style:
                 return match[0]
-            known = self._classes
             return f' class="{known.setdefault(style, f"s{len(known)}")}"'
 
         return _STYLED.sub(named, drawing)

@@ -42,31 +42,27 @@ def end_labels(
     """The name of each line beside its last point, moved apart where they would overlap."""
     box = axes.get_window_extent()
     right, height = box.x1, sheet.height
-    wanted = sorted(
-        (height - axes.transData.transform(points[-1])[1], name) for name, points in lines.items()
-    )
+    last = {name: axes.transData.transform(points[-1]) for name, points in lines.items()}
+    wanted = sorted((height - y, name) for name, (_, y) in last.items())
     places = spaced([y for y, _ in wanted], height - box.y1, height - box.y0 + 10)
     short = labels([name for _, name in wanted], room - 22)
     for (at, name), y in zip(wanted, places, strict=True):
-        end = axes.transData.transform(lines[name][-1])[0]
         faint = {"color": INKS["grid"].paint, "linewidth": 1, "zorder": 0}
-        sheet.line((end, right + 5), (at, y), **faint)
+        sheet.line((last[name][0], right + 5), (at, y), **faint)
         _dot(sheet, right + 11, y, marks[name])
         sheet.text(right + 20, y + 4, short[name])
 
 
-def spaced(
-    wanted: list[float], first: float, last: float, gap: float = SIZES.line - 2
-) -> list[float]:
+def spaced(wanted: list[float], first: float, last: float) -> list[float]:
     """Places as near to the wanted ones (ascending) as a gap between them allows, from `first`
     on, and up to `last` if there is room."""
     places: list[float] = []
+    gap = SIZES.line - 2
     for y in wanted:
         places.append(max(y, places[-1] + gap if places else first))
-    limit = last
-    for i in range(len(places) - 1, -1, -1):
-        places[i] = min(places[i], limit)
-        limit = places[i] - gap
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], last)
+        last = places[i] - gap
     return places
 
 

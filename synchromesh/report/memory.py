@@ -79,13 +79,11 @@ def _ticks(most: float) -> list[float]:
 def _panel(run: RunResult, several: bool) -> ColumnPanel:
     """A stack for each device, a line at what was predicted; of few devices as narrow as of 4."""
     count, predicted = len(run.peak_memory_bytes), run.predicted_peak_bytes
-    return ColumnPanel(
-        run.strategy + ", alone" * (several and run.devices == 1),
-        [
-            (i, {fill: getattr(device, kind) for kind, fill in MEMORY.items()})
-            for i, device in enumerate(run.peak_memory_bytes)
-        ],
-        {i: str(i) for i in range(0, count, -(-count // 8))},
-        [(-0.5, count - 0.5, predicted, predicted)] if predicted else [],
-        max(count, 4),
-    )
+    stacks = [
+        (i, {fill: getattr(device, kind) for kind, fill in MEMORY.items()})
+        for i, device in enumerate(run.peak_memory_bytes)
+    ]
+    title = run.strategy + ", alone" * (several and run.devices == 1)
+    names = {i: str(i) for i in range(0, count, -(-count // 8))}
+    lines = [(-0.5, count - 0.5, predicted, predicted)] if predicted else []
+    return ColumnPanel(title, stacks, names, lines, max(count, 4))

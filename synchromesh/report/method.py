@@ -116,12 +116,9 @@ def _timed(settings: StudySettings) -> str:
 def _runs(results: StudyResults) -> str:
     failed = sum(run.status == "failed" for run in results.runs)
     steps = sum(run.timed_steps for run in results.runs)
-    parts = [
-        counted(len(results.runs), "run"),
-        f"{failed} of them failed" if failed else "",
-        f"{count(steps)} timed steps" if steps else "",
-    ]
-    return joined(parts)
+    runs = counted(len(results.runs), "run")
+    timed = f"{count(steps)} timed steps" if steps else ""
+    return joined([runs, f"{failed} of them failed" if failed else "", timed])
 
 
 def _price(price: HourlyPrice | None) -> str:

@@ -84,10 +84,10 @@ def _chapter(
     ]
     sections = []
     for ident, title, make, missing in SECTIONS:
-        figures = [figure for subject in subjects for figure in make(subject)]
         styled = (
             replace(figure, drawings=tuple(map(shared.classed, figure.drawings)))
-            for figure in figures
+            for subject in subjects
+            for figure in make(subject)
         )
         sections.append(Section(f"{name}-{ident}", title, tuple(styled), missing))
     return Chapter(

@@ -15,9 +15,7 @@ from synchromesh.results.groups import RunGroup
 
 IDEAL = Fill(PARTS["computation"].ink, "", "T₁/N: one device's step, divided")
 LEGEND = (IDEAL, PARTS["transfer"], PARTS["waiting"], PARTS["other"])
-PANELS = ColumnPanels(
-    left=46, tall=150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds
-)
+PANELS = ColumnPanels(46, 150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds)
 SCALING = {
     "weak": "Weak scaling: samples per second over those of one device, each device with the same "
     "rows.",
