@@ -64,8 +64,7 @@ class Adapter:
     def __init__(
         self, profile: Profile, candidates: Sequence[Candidate] = (), began: float = 0.0
     ) -> None:
-        """candidates: the plan in force, then those that it was chosen from. began: the run's
-        clock now."""
+        """candidates: the plan in force, then those it was chosen from. began: a clock's time."""
         self.known = KnownPlans(profile, candidates)
         self.phase = Phase.of(candidates)
         self.history = History()
@@ -89,15 +88,13 @@ class Adapter:
         return self.phase.trying
 
     def restart(self, plan: Plan) -> None:
-        """Another plan is in force, or an earlier step: what is known of its steps is its
-        prediction, if that."""
+        """Another plan is in force, or an earlier step: steps are known by prediction only."""
         self.monitor.follow(self.known.expected(plan, plan, 0.0)[:1])
         self.history.awaited, self._idle.next_at = None, 0
         self.phase, self._noticed = self.phase.restarted(), None
 
     def resize(self, before: int, rows: int) -> None:
-        """Global batches have another number of rows from now on: what a step takes is learnt
-        anew, then the plan is reconsidered."""
+        """Batches have other rows from now on: steps are learnt anew, the plan is reconsidered."""
         self.known = KnownPlans(self.profile)
         self.monitor.follow()
         noticed = f"global batches have {rows} rows, {before} before"
@@ -111,8 +108,7 @@ class Adapter:
         return None if now is None else self.history.measured(now)
 
     def act(self, run: LiveRun, step: int, to_come: int) -> Decision | None:
-        """What comes of what was noticed or of a trial, if there is one; all ranks alike. to_come:
-        steps, 0 where nobody says how many."""
+        """What comes of what was noticed, or of a trial. to_come: steps; 0: not known."""
         latest = self.monitor.latest
         least = round(TUNING.seconds_to_come / latest) if latest else 0
         end = StepEnd(run, step, to_come or max(TUNING.steps_to_come, step, least))
@@ -170,8 +166,7 @@ class Adapter:
         return self._decided(end, drift, choice.candidates, changed, spent)
 
     def _measured_again(self, run: LiveRun, drift: Drift) -> Choice:
-        """Plans by what is measured where something has drifted; by all that can be, where that
-        does not explain the drift. ValueError where none fits."""
+        """Plans by what is measured where it drifted; by all, where that does not explain it."""
         choice = run.measure(self.profile, drift)
         if drift.source is None or self.known.explains(choice.candidates, run.plan):
             return choice
@@ -260,8 +255,7 @@ class Adapter:
     def _stays(
         self, end: StepEnd, drift: Drift, reason: str, spent: float, better: float = 0.0
     ) -> Decision:
-        """Notes that the plan is kept, and that what steps take now is usual. better: predicted
-        seconds of a step; 0: not known."""
+        """Keeps the plan; what steps take is usual now. better: predicted seconds, or 0."""
         self.monitor.accept()
         plan = str(end.plan)
         now = self.known.predicted.get(end.plan, drift.now)

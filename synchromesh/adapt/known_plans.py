@@ -14,8 +14,7 @@ from synchromesh.values.profile import Profile
 
 
 class KnownPlans:
-    """`profile`: what was measured last; `predicted`: seconds of a step by plan; `seen`: steps
-    under plans, some of each."""
+    """`profile`: measured last; `predicted`: seconds of a step; `seen`: some steps, by plan."""
 
     def __init__(self, profile: Profile, candidates: Sequence[Candidate] = ()) -> None:
         self.profile = profile

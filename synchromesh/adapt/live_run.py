@@ -54,8 +54,7 @@ class LiveRun:
         return probe_idle(world, self.plan.devices(world.size), known, usual)
 
     def move(self, better: Plan, known: Profile, now: float) -> float:
-        """Seconds of pause: of the most bytes that a rank receives, and of making new programs.
-        now: of a step."""
+        """Seconds of pause: the most bytes a rank receives, and new programs; now: of a step."""
         world = self.facts.world.size
         before, after = (planned_step(self.facts.partitions, p) for p in (self.plan, better))
         moved = most_received(before, after, world, 1 + known.state_factor)

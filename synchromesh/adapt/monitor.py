@@ -107,8 +107,8 @@ class Monitor:
         self.follow()
 
     def follow(self, predicted: Sequence[float] = (), known: Sequence[Table] = ()) -> None:
-        """Another plan is in force. predicted: seconds of a step, the best guess last; none: not
-        known. known: some of its steps, under the conditions that there are."""
+        """Another plan is in force. predicted: seconds of a step, the best guess last. known:
+        steps of it under present conditions."""
         self.predicted = tuple(predicted)
         self._uncounted = LIMITS.settle
         self._learn(list(known))

@@ -28,8 +28,7 @@ class Observer:
         self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
 
     def collect(self, costs: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
-        """Shows the adapter what the last step cost every rank of `ranks`, if all have counted
-        it. Returns its last switch once it is known what steps take since."""
+        """Shows the adapter what the last step cost all `ranks`; its last switch, measured."""
         self.cost = NO_COST
         table = [costs[r] for r in ranks]
         return self.adapter.record(table, ranks) if all(sum(c) > 0 for c in table) else None

@@ -47,8 +47,7 @@ class Phase:
         return self.waiting is not None and self.until > 0
 
     def doubts(self, drift: Drift) -> bool:
-        """Whether a prediction that was wrong is likelier than a change behind a drift: plans are
-        being tried to learn which are."""
+        """Whether a wrong prediction is likelier than a change: plans are being tried."""
         return self.waiting is None and self.trying and drift.source == "predicted"
 
     def due(self, step: int) -> Drift | None:

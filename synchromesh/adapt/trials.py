@@ -64,8 +64,7 @@ class Trials:
     ) -> tuple[Plan, str] | None:
         """Another plan than the one in force, and why; None where it stays for now.
 
-        counted: its steps so far. steps: to come. move: seconds of the pause of a switch to a
-        plan, by estimate."""
+        counted: its steps so far. steps: to come. move: seconds of a switch to a plan."""
         self.over = self.over or plan != self._of  # somebody else has switched
         if self.over or len(counted) < TUNING.steps:
             self._latest = []

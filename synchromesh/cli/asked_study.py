@@ -81,8 +81,7 @@ class AskedStudy:
         return loaded
 
     def _require_modules(self) -> None:
-        """ValueError for a name in a plan that no model has a module for: names of components are
-        those of modules. Patterns of other forms are left to the trace."""
+        """ValueError for a name in a plan that no model has a module for, which components are."""
         if not (patterns := strategy.patterns(self.strategies)):
             return
         from synchromesh.study.processes import built_without_values
@@ -174,8 +173,7 @@ def _digests(targets: list[str]) -> dict[str, str]:
 
 def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -> tuple[str, ...]:
     """What the workload's metric gives, of some rows under fresh weights; nothing without one.
-    ValueError where it fails, or gives means instead of sums: twice the same rows give twice the
-    sum.
+    ValueError where it fails, or gives means: twice the same rows must give twice the sum.
 
     sampled: rows, at most. alike: how near to the same value that of twice as many is a mean."""
     from synchromesh.values.fault import message

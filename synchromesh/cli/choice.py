@@ -109,8 +109,7 @@ def choice_table(choice: Choice, title: str = "plans by predicted step time") ->
 
 
 def notes(choice: Choice) -> list[str]:
-    """What stands below the table: the plans that are too long for it, whole; why the first one is
-    taken; what is left of the devices' memory."""
+    """Below the table: plans that are too long for it, why the first is taken, the memory left."""
     plans = [(number, str(candidate.plan)) for number, candidate in _shown(choice)]
     long = [f"plan {number}: {plan}" for number, plan in plans if len(plan) > SHOWN.width]
     return [line for line in (*long, choice.why, str(choice.headroom or "")) if line]
@@ -142,8 +141,7 @@ def _short(number: int, candidate: Candidate) -> str:
 
 
 def memory_table(choice: Choice) -> Table:
-    """What the memory of the fullest device is at the highest moment of a step, under the plans
-    that `choice_table` shows; empty where nothing is known."""
+    """The fullest device's memory at a step's highest moment, of plans shown; empty: not known."""
     rows = (
         (_short(number, candidate), *(readable(most.by_kind.get(kind, 0)) for kind in KINDS))
         for number, candidate in _shown(choice)

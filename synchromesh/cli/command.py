@@ -31,9 +31,8 @@ def command(
     name: str, main: Callable[[argparse.Namespace], int] | None, what: str, description: str, /,
     *arguments: Argument, epilog: str | None = None, **defaults: object,
 ) -> Argument:  # fmt: skip
-    """A command that `main` runs, which returns its exit code; None: it has only commands of its
-    own. what: its line in the list of commands. defaults: of arguments, where their options say
-    another."""
+    """A command that `main` runs, which returns its exit code; None: it only has commands.
+    what: its line in the list of commands. defaults: of arguments."""
 
     def add(among: Any) -> None:
         parser = among.add_parser(name, help=what, description=description, epilog=epilog)

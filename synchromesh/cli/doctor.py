@@ -117,8 +117,7 @@ def _open(seconds: int = 60) -> "World":
 
 
 def _port(asked: int | None, torchrun: int = 29500) -> "Ports | None":
-    """Whether the port is free, else that where `torchrun` lets hosts meet; nothing where it is
-    the one that this very run meets at."""
+    """Whether the port is free, or torchrun's default one; None for that of this very run."""
     from synchromesh.doctor.checks import Ports
     from synchromesh.launch.machine import port_taken
 

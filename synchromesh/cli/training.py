@@ -26,8 +26,7 @@ from synchromesh.values.fault import Stopped
 
 
 def train(job: Job, document: TextIO | None) -> int:
-    """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result as
-    JSON, which else is shown."""
+    """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result."""
     display = Display(ranks.first())
     report = _Report(job, display, document)
     try:
@@ -126,8 +125,7 @@ class _Report:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
 
     def _watch(self, trainer: Trainer) -> None:
-        """Which steps are looked at: those asked for, else one after warm-up. On CUDA, where that
-        has not been tried, only those asked for."""
+        """Steps to look at: those asked for, else one after warm-up; on CUDA (untried) none."""
         self.steps = StepLog(trainer.world)
         asked = self.job.trace_steps
         if asked is not None or trainer.world.device.type == "cpu":

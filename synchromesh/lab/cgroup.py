@@ -83,16 +83,14 @@ class Groups(ABC):
 
     @abstractmethod
     def set_memory(self, name: str, limit: int) -> None:
-        """Limit the bytes that the group's processes hold, without swap. ValueError where the
-        kernel cannot, or they hold more."""
+        """Limit the bytes that it holds, without swap. ValueError: impossible, or held."""
 
     @abstractmethod
     def memory(self, name: str) -> int | None:
         """Bytes that the group is limited to; None without a limit."""
 
     def held(self, name: str) -> int:
-        """Bytes that the group's processes hold of their own: without files, which the kernel
-        drops where memory is short."""
+        """Bytes of the group's processes without files, which the kernel drops where it must."""
         return self._count(name, *self.HELD)
 
     def killed(self, name: str) -> int:

@@ -244,9 +244,8 @@ class Description(document.Document):
     def pins(self, available: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Cores of each host: those that carry the least so far, the largest hosts first.
 
-        A host of 40 % is one core: on several, the first of its threads to run takes all of the
-        period's quota to its core, and the thread that moves messages, on another, stands still
-        until the next."""
+        A host of 40 % is one core: on several, its first thread to run takes all of the period's
+        quota, and the one that moves messages, on another core, stands still until the next."""
         load = dict.fromkeys(available, 0.0)
         pins: dict[int, tuple[int, ...]] = {}
         for host in sorted(range(len(self.hosts)), key=lambda h: -self.hosts[h].cpu):

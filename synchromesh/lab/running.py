@@ -214,8 +214,7 @@ class Running:
             self._pass_on_lines(rank, stream, b"", last=True)
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Whether it has ended; what is left of its group is killed before it is reaped, while
-        the group's number cannot be another's yet."""
+        """Whether it has ended; the rest of its group is killed while the number is its own."""
         if process.returncode is None:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, process.pid, options) is None:
@@ -288,8 +287,7 @@ class Killings:
         said.unlink(missing_ok=True)  # of an earlier run
 
     def told(self) -> str:
-        """Of which hosts the kernel has killed processes, with what these had said of their
-        memory; empty where of none."""
+        """Of which hosts the kernel killed processes, and what these had said; or empty."""
         groups, parts = self._groups, self._parts
         hosts = [h for h, part in enumerate(parts) if groups.killed(part) > self._before[h]]
         limits = sorted({groups.memory(parts[h]) or 0 for h in hosts})

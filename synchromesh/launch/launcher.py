@@ -100,8 +100,7 @@ class Ending:
 def launch(
     command: Sequence[str], ranks: int, grace: int = 300, forks: Sequence[Fork] = ()
 ) -> Ending:
-    """Runs `command` (a script or -m and a module, with arguments) on `ranks` local processes:
-    on `forks`, where there are any, else on new ones."""
+    """Runs `command` (a script, or -m and a module) on `ranks` processes: `forks`, if any."""
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}

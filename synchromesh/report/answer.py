@@ -55,8 +55,7 @@ def _sentences(comparison: RunComparison) -> Iterator[str]:
 
 
 def _best(comparison: RunComparison, timed: Sequence[RunGroup]) -> RunGroup:
-    """Of most samples per second of its steps; with the same batch, of the shortest step. Of
-    predictions that are equal, the one on the fewest devices."""
+    """Of most samples per second; of predictions that are equal, the one on the fewest devices."""
     best = min(timed, key=_row_seconds)
     if not comparison.predicted:
         return best

@@ -173,8 +173,7 @@ def labels(names: Sequence[str], width: float) -> dict[str, str]:
 def flow(
     names: Sequence[str], swatch: float, width: float
 ) -> tuple[list[tuple[float, float]], float]:
-    """Upper left corners of a legend's entries, in rows, each a swatch so wide and its name; and
-    the pixels that they take, with a gap below them."""
+    """Upper left corners of a legend's entries (swatch and name) in rows, and the pixels taken."""
     places, x, y = [], 0.0, 0.0
     for name in names:
         wide = swatch + width_of(name)

@@ -164,9 +164,7 @@ def _height(strip: Strip) -> int:
 
 
 def _widths(components: Components, width: float) -> list[float]:
-    """Pixels of each component: as its parameters, at least `STRIP.least` where there is room.
-
-    width_i = least + (width - n least) bytes_i / sum of bytes"""
+    """Pixels of a component: least + (width - n least) bytes / sum of bytes, if there is room."""
     least = min(STRIP.least, width / len(components) / 2)
     total = sum(c.parameter_bytes for c in components)
     rest = width - least * len(components)

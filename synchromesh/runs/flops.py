@@ -46,8 +46,7 @@ def flops_utilisation(
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Peak operations a second of the GPU of that name; None where the catalogue has no sheet of
-    it, as of the slower PCIe forms of most."""
+    """Peak operations a second of a GPU; None: no sheet, as of the slower PCIe forms of most."""
     words = re.split(r"[\s_-]+", device.lower())
     slower = SLOWER_FORMS & set(words)
     for name, sheet in sheets().devices.items():
@@ -72,8 +71,7 @@ def row_flops(workload: Workload, rows: int = 2) -> float:
 def with_flops(
     runs: Sequence[RunResult], workloads: Mapping[str, Workload], device: str | None, bf16: bool
 ) -> list[RunResult]:
-    """The runs with their `flops_utilisation`. device: the name of the GPU that each rank ran on;
-    None where they ran on CPUs, of which no peak is known."""
+    """The runs with `flops_utilisation`. device: each rank's GPU; None: CPUs, of unknown peak."""
     if device is None:
         return list(runs)
     dtype = "bfloat16" if bf16 else "float32"

@@ -100,8 +100,7 @@ class Recorder:
 
 
 def _device_span(event: Any) -> Span:
-    """A kernel or copy; of an NCCL kernel the ranks as its metadata have them. By the
-    documentation of kineto, not tested: no GPU has run this."""
+    """A kernel or copy; NCCL's with its metadata's ranks. By kineto's documentation, untested."""
     start, name = event.start_ns() * 1e-9, event.name()
     end, lane = start + event.duration_ns() * 1e-9, f"stream {event.device_resource_id()}"
     if not name.startswith("nccl"):
@@ -120,10 +119,7 @@ def common_clock(group: Group, exchanges: int = 16) -> float:
     Processes of one machine share its system clock. To another machine's, the offset is by
     Cristian's algorithm (Distributed Computing 3, 1989): a rank sends at `a`, rank 0 answers with
     its time `t`, the answer is there at `b`; rank 0's clock then shows t + (b - a) / 2, and is off
-    by (b - a) / 2 at most. The exchange with the smallest round trip counts.
-
-    exchanges: for each rank; chosen: the smallest of so many round trips is near the least
-    possible."""
+    by (b - a) / 2 at most. The least of the round trips of so many `exchanges` (chosen) counts."""
     machines = group.all_gather_json(boot())
     offset = 0.0
     with group.world.ledger.paused():

@@ -66,8 +66,7 @@ class TimedSteps:
 def run_result(
     of: RunResult, events: Sequence[RunEvent], timed: TimedSteps, metrics: tuple[Epoch, ...]
 ) -> RunResult:
-    """`of`, which says what was asked, with what `events` say was measured. metrics: `epochs` of
-    the whole run, where that had several calls."""
+    """`of`, which says what was asked, with what `events` measured. metrics: of the whole run."""
     layouts, predicted = layouts_of(events), _predicted(events)
     lengths = Quartiles.of(
         [e.seconds for e in of_kind(EpochMeasured, events) if e.seconds is not None]

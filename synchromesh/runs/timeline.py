@@ -106,11 +106,9 @@ def _us(seconds: float) -> float:
 
 
 def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[TimelineSpan, ...]:
-    """The last recorded step of every rank, from the first of its beginnings on. When a rank
-    waits for another one, this is a span beside the communication that it waits in.
-
-    parts: of the step; pauses between computations that are shorter than one are not seen, nor
-    shorter spans."""
+    """The last recorded step of every rank, from the first beginning on. A rank that waits for
+    another has a span beside the communication. parts: of the step; shorter spans and pauses
+    are not seen."""
     origin = min(r.steps[-1][0] for r in recordings)
     finest = max(end - start for r in recordings for start, end in r.steps[-1:]) / parts
     return tuple(

@@ -74,8 +74,7 @@ class Listener:
         self._processes: dict[tuple[str, int], int] = {}  # that can be suspended
 
     def messages(self, cell: str, seconds: float) -> list[tuple[int, RunEvent | str]]:
-        """What ranks of the cell have said (`WAITING`: for their turn), waited for at most so
-        long. A rank that is gone says nothing more."""
+        """What ranks of the cell have said, waited for at most so long; none of those gone."""
         known = {link: key for key, link in self.links.items() if key[0] == cell}
         heard: list[tuple[int, RunEvent | str]] = []
         for ready in wait([self._socket, *known], seconds):

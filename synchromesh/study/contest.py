@@ -212,8 +212,7 @@ class Contest:
         return None if each is None or common.epochs is None else each * common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
-        """Until all of its ranks wait for their next turn, for which they are suspended. False
-        where it has ended or failed."""
+        """Until all its ranks wait, for which they are suspended. False: ended or failed."""
         heard = time.monotonic()
         while len(contestant.waiting) < contestant.cell.devices:
             # asked first, so that what it said last is read

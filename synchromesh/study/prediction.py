@@ -21,8 +21,7 @@ from synchromesh.workloads.workload import Workload
 
 
 def cluster(kind: str, devices: int) -> Cluster:
-    """So many devices of a kind: `v100`, or `v100-ethernet25` with another network between hosts.
-    ValueError for what the catalogue does not have."""
+    """So many of `v100`, or `v100-ethernet25` with another network. ValueError: no such kind."""
     device, dash, network = kind.partition("-")
     return catalogue.cluster(f"{device}x{devices}{dash}{network}")
 

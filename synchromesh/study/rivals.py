@@ -177,8 +177,7 @@ class _PlainLoop:
         return loss.detach()
 
     def _evaluated(self, losses: list[Tensor]) -> tuple[float, dict[str, float]]:
-        """The mean loss of the epoch, and the metrics of a plain model with the trained weights,
-        which rank 0 computes alone."""
+        """The epoch's mean loss, and metrics of a plain model, which rank 0 computes alone."""
         mean = torch.stack(losses).double().mean()
         self.world.everyone.all_reduce(mean, counted=False)
         weights = self.rival.weights()

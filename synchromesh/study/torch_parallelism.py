@@ -79,8 +79,7 @@ def fully_sharded(model: nn.Module, loss: Loss, example: Any, world: World) -> R
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of the longest list of modules (ModuleList, Sequential) that have parameters;
-    none where there is no list of two."""
+    """The members with parameters of the longest list of modules; none of a list below two."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
     longest = max(lists, key=len, default=nn.Sequential())
     members = [m for m in longest if any(True for _ in m.parameters())]

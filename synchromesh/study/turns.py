@@ -99,8 +99,7 @@ def by_steps(of: SoFar, steps: int, at_most: float | None) -> Iterator[Turn]:
 
 
 def by_epochs(of: SoFar) -> Iterator[Turn]:
-    """After warm-up, of a contestant that ends by itself: timed turns of as many steps as
-    `TUNING.turn_seconds` hold."""
+    """After warm-up, of one that ends by itself: timed turns of `TUNING.turn_seconds`."""
     yield from observed()
     while True:
         yield Turn("timed", steps_in(TUNING.turn_seconds, of.step_seconds() or 0.0))

@@ -123,8 +123,7 @@ class Accumulation:
     def _walk(
         self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int
     ) -> dict[str, Tensor]:
-        """Adds to gradients and to the loss; returns the carry of this rank's rows. alone: these
-        are all of the accumulation."""
+        """Adds to gradients and loss; this rank's carry. alone: these are the accumulation."""
         sums = torch.zeros(len(LossSum), dtype=torch.float64, device=self._world.device)
         if not micro:
             self._send(sums)

@@ -139,8 +139,7 @@ class PlanCheck:
         return ActivePlan(plan, step, made, groups, of_components, placed, agree, mark)
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
-        """The layout of each component as the plan states it. ValueError with the reason, where
-        the plan names what was made one component."""
+        """Each component's layout as stated. ValueError: the plan names a part of one."""
         inside = self._model.inside(step.chain.names)
         try:
             return plan.layouts(step.chain.names, self._world.size, inside)

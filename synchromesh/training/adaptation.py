@@ -31,8 +31,7 @@ class Adaptation:
         return NO_COST if self._observer is None else self._observer.cost
 
     def begin(self, predict: Callable[[], Candidate]) -> None:
-        """Measures model and links first, where that has not been done. predict: the plan in
-        force, where it was not chosen among candidates."""
+        """Measures what is not known first. predict: the plan in force, if it was not chosen."""
         planning = self._execution.planning
         profile = planning.surveyed(self._execution.active.step)
         candidates = planning.candidates() or (predict(),)

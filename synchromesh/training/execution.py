@@ -196,8 +196,7 @@ class Execution:
         return self.traces.outdated(self.active.step)
 
     def follow_changes(self) -> None:
-        """Traces the model anew, which is another than was traced, and adopts the plan again.
-        ValueError where ranks have other values of what it reads."""
+        """Traces the changed model anew and adopts the plan. ValueError where ranks differ."""
         marks = self.world.everyone.all_gather_json(self.traces.readings.mark)
         if odd := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:
             raise ValueError(f"ranks {odd} {MODELS_DIFFER.format(0)}")
@@ -211,8 +210,7 @@ class Execution:
         self._adopt(plan, step, known=next(earlier, None))
 
     def share_attributes(self) -> None:
-        """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
-        which have run nothing: the next plan may want them."""
+        """Attributes that an untraced forward keeps come to idle ranks, for the next plan."""
         step, ranks = self.active.step, self.active.groups.ranks
         idle = set(range(self.world.size)) - set(ranks)
         if not step.opaque or not idle:
@@ -233,8 +231,7 @@ class Execution:
     # Batches
 
     def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
-        """What ranks with batches of one global batch have alike. data: where it is from, in
-        words; call: how they run it."""
+        """What ranks with one global batch have alike. data: its place; call: how it runs."""
         called = self.active.fingerprint, call
         return Marks.of(self.traces.mark, self.optimizer, batch, steps, called, data)
 
@@ -322,8 +319,7 @@ class Execution:
         return {**self.state.local_tensors(), **self.carry.local_tensors()}
 
     def load(self, path: Path, saved: TrainerState) -> None:
-        """The tensors of a checkpoint, and what belongs to them. CheckpointError where it does not
-        fit; nothing has changed then."""
+        """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
         stored = self.carry.stored(saved.carry)
         with self.state.optimizer_state.undone_on_error():
             try:

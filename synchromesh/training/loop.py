@@ -293,8 +293,7 @@ class _Loop:
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
     def _step(self, batch: object, full: bool) -> float:
-        """Seconds of one step; on a GPU its end is waited for. Kept where it is full, not one of
-        the first, and held no measuring and no move."""
+        """Seconds of one step, with its end on a GPU; kept where a sample of full steps."""
         trainer = self.trainer
         self.stop.ask()
         began, decisions = time.perf_counter(), len(trainer.decisions)

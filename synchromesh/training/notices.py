@@ -43,9 +43,8 @@ class Notices:
         self, plan: Plan, stated: Sequence[Layout], partition: Partition, step: Step,
         parameters: Collection[str],
     ) -> None:  # fmt: skip
-        """Whatever in a partition is not as `plan` or its user may expect. stated: the layouts
-        that it states. parameters: names of the model's. ValueError where data ranks would come
-        to different parameters."""
+        """Whatever in a partition is not as `plan` or its user may expect. stated: its layouts.
+        parameters: the model's names. ValueError where data ranks would come to different ones."""
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
@@ -96,8 +95,7 @@ class Notices:
     def undivided(
         self, stated: Sequence[Layout], partition: Partition, step: Step, rows: int
     ) -> None:
-        """Where rows stay together although a plan divides them, and what that costs. stated: the
-        layouts that it states. rows: of a global batch."""
+        """Where rows stay together although a plan divides them (`stated`), and its cost."""
         parts = zip(partition.components, stated, strict=True)
         kept = [local for local, layout in parts if local.layout.data < layout.data]
         if not kept:

@@ -69,8 +69,7 @@ class Programs:
         return self._made[key][1]
 
     def _check_carry(self, function: Any, made: Partition) -> None:
-        """ValueError on every rank where another shape of batch would be read by stages that an
-        earlier one has left without the carry."""
+        """ValueError, everywhere, where this shape's carry is read by stages without it."""
         readers = [[way.target for way in ways] for _, ways in deliveries(made)]
         if self._readers.setdefault(function, readers) != readers:
             raise ValueError(
@@ -130,8 +129,7 @@ class Programs:
         return made
 
     def _layouts(self, names: Sequence[str]) -> list[Layout]:
-        """Of the components of another trace: those of the same name, or of what it is a part of,
-        else that of the component before."""
+        """Of another trace's components: of that name, of what it is of, or the one before."""
         known, layouts = self.active.layouts, list[Layout]()
         layout = next(iter(known.values()))
         for name in names:
@@ -143,8 +141,7 @@ class Programs:
 def _require_places(
     made: Partition, holdings: Mapping[str, Holding], complete: Collection[str], step: Step
 ) -> None:
-    """ValueError where a tensor does not lie as another trace reads it; as replicated one may read
-    what is complete on all ranks."""
+    """ValueError where a tensor, not complete everywhere, is not as another trace reads it."""
     for (name, layout), placement in made.placements.items():
         holding = holdings.get(name)
         if holding is None or (name in complete and placement == REPLICATED):

@@ -68,8 +68,7 @@ class TraceCheck:
     def _compared(
         self, module: nn.Module, example: Any, step: Step, here: bool
     ) -> tuple[str, int]:
-        """The first rank's fault, and how many rows the trace needs at least. here: whether this
-        rank can run the model."""
+        """The first rank's fault, the trace's least rows. here: this rank can run the model."""
         fault, least = step.reason, 1
         if here and not step.opaque:
             comparison = compare(module, self.loss, example, step, self.autocast)
@@ -120,8 +119,7 @@ class TraceCheck:
         )  # fmt: skip
 
     def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
-        """A trace of the loss for another shape or number of rows than those of `training`, as
-        far as it agrees with the model."""
+        """A trace of the loss for other batches than `training`, as far as it agrees."""
         fault = ""
         if not self._obstacle(step):
             fault = compare(module, self.loss, batch, step, self.autocast).fault or ""
@@ -135,8 +133,7 @@ class TraceCheck:
         return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
 
     def compare_constants(self, step: Step) -> None:
-        """ValueError where tensors that are neither parameters nor buffers differ between ranks:
-        nothing would ever make them equal."""
+        """ValueError where constants differ between ranks: nothing would ever make them equal."""
         sums = {name: checksum(tensor) for name, tensor in sorted(step.constants.items())}
         first, *others = self.world.everyone.all_gather_json(sums)
         for rank, theirs in enumerate(others, 1):

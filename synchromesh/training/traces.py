@@ -108,8 +108,7 @@ class Traces:
             return check.checked(module, batch, step)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
-        """The trace in which numbers that have changed often are inputs; None where it cannot be,
-        which is said once, or need not."""
+        """The trace with often changed numbers as inputs; None: it cannot or need not be."""
         last, traced = self.check.latest, None
         for read in () if last is None else last.read:
             if self.readings.hold((read,)):
@@ -160,9 +159,8 @@ class Traces:
         return self._mark, self.readings.mark
 
     def outdated(self, current: Step) -> bool:
-        """Whether `current` or another trace is of a model as it was: parameters were frozen or
-        released since, modules have other modes, a buffer that was folded has other content, or
-        the step has read another value."""
+        """Whether `current` or another trace is of a model as it was: of other frozen parameters,
+        modes, contents of folded buffers or values that the step has read."""
         self.notices.mode(self.model.module)
         self.look()
         if self._seen != self._as:
@@ -185,8 +183,7 @@ class Traces:
         return True
 
     def forget(self) -> None:
-        """Drops the traces that changes may have made wrong; the next ones are of the model as it
-        is now. All ranks drop the same."""
+        """Drops traces that changes may have made wrong; the next are of the model as is."""
         before = self._as
         self.model.describe_trained()
         self._note_model()
@@ -240,8 +237,7 @@ class Traces:
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
-        """The trace for a metric, another shape or another case of `rows`; the user's function
-        itself where every rank has the complete model."""
+        """The trace for a metric, another shape or another case of `rows`."""
         training = function is self.loss
         what = "this shape of batch" if training else "this metric"
         with self.model.unsharded(self.world.device) as module:

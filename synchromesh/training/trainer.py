@@ -110,8 +110,7 @@ class Trainer:
         return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
-        """How the plan was found, where it was `auto`, with what each component's next best layout
-        would cost. On this rank alone: no other need call."""
+        """How `auto` found the plan, with components' next best layouts; on this rank alone."""
         return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
@@ -212,8 +211,7 @@ class Trainer:
         self._accumulation = Accumulation(self._execution)
 
     def forget_carry(self) -> None:
-        """The next batch of a recurrent model begins new streams, as the first one of an epoch of
-        `loader` does by itself; all ranks call alike."""
+        """The next batch begins new streams, as an epoch's first of `loader` does."""
         self._execution.carry.forget()
 
     def clip(self, max_norm: float) -> Tensor:
@@ -222,8 +220,7 @@ class Trainer:
         return clip_norm(self.state.copies(), self.world.everyone, max_norm)
 
     def update(self) -> None:
-        """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
-        stay until the next backward begins."""
+        """The steps of optimizer and scheduler. Gradients stay until the next backward begins."""
         self._accumulation.require_last("update")
         self.optimizer.step()
         if self.scheduler is not None:
@@ -308,8 +305,7 @@ class Trainer:
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of `local`, shards that lie like the parameters of the same name, complete
-        on every rank."""
+        """Each tensor of `local`, shards like the parameters of these names, complete."""
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:

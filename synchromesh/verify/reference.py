@@ -102,8 +102,7 @@ class SingleProcess:
         return [join(batch, part) for batch, part in zip(batches, parts, strict=True)]
 
     def backward(self, *batches: Any) -> Computed:
-        """Loss, gradients, buffers and carry of a global batch, with their noise floors; of its
-        micro-batches, where several are given."""
+        """Loss, gradients, buffers, carry of a global batch or its micro-batches, with floors."""
         with torch.no_grad():
             for name, p in self.moved.named_parameters():
                 p.copy_(self.parameters[name])
