@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -36,20 +35,16 @@ def show_planned(target: str, made: Planned) -> None:
     """The tables of a model's plans on a cluster."""
     choice, console = made.choice, Console.wide(140)
     title = f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})"
-    shown: list[RenderableType] = [choice_table(choice, title)]
-    memory = memory_table(choice)
-    shown += [memory] if memory.row_count else []
-    shown += [Text(printable(line)) for line in notes(choice)]
-    shown += [_runners_up(made)] if made.components else []
-    for part in shown:
-        console.print(part, soft_wrap=isinstance(part, Text))
-    profile = choice.profile
-    console.print(
-        Text(
-            f"profile of {len(profile.compute)} programs in {profile.seconds:.1f} s, searched and "
-            f"priced in {choice.planning_seconds:.2f} s"
-        )
-    )
+    console.print(choice_table(choice, title))
+    if (memory := memory_table(choice)).row_count:
+        console.print(memory)
+    for line in notes(choice):
+        console.print(Text(printable(line)), soft_wrap=True)
+    if made.components:
+        console.print(_runners_up(made))
+    programs, seconds = len(choice.profile.compute), choice.profile.seconds
+    searched = f"searched and priced in {choice.planning_seconds:.2f} s"
+    console.print(Text(f"profile of {programs} programs in {seconds:.1f} s, {searched}"))
 
 
 def _runners_up(made: Planned) -> Table:
@@ -154,16 +149,13 @@ def component_table(trainer: Trainer) -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
     rows = list(_components(trainer))
     others = any(row.other for row in rows)
-    if len(rows) <= SHOWN.components:
-        groups = [[row] for row in rows]
-    else:
+    groups = [[row] for row in rows]
+    if len(rows) > SHOWN.components:
         groups = [list(group) for _, group in groupby(rows, key=lambda row: row.layout)]
-    columns = ("component", "layout", "parameters", "on a device")
-    return table(
-        "components (data x tensor)",
-        (*columns, "next best", "a step more") if others else columns,
-        ((*_of_group(group), *(_next(group) if others else ())) for group in groups),
-    )
+    columns = ["component", "layout", "parameters", "on a device"]
+    columns += ["next best", "a step more"] if others else []
+    cells = ((*_of_group(group), *(_next(group) if others else ())) for group in groups)
+    return table("components (data x tensor)", columns, cells)
 
 
 @dataclass(frozen=True)

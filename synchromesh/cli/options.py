@@ -161,10 +161,8 @@ def plan(text: str) -> "Plan":
 
 def check_degrees(plan: "Plan", ranks: int) -> None:
     """Raises ValueError where a word of `plan` has no layout on so many ranks, for any model."""
-    if plan.automatic:
+    if plan.automatic or plan.stages:  # which component is in which is the model's to say
         return
-    if plan.stages:
-        return  # of other sizes, maybe: which component is in which is the model's to say
     devices, faults = len(plan.devices(ranks)), []
     if plan.open_cuts:
         devices = len(plan.cut(["x"] * plan.stage_count, ranks).stages[0].ranks)

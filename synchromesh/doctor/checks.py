@@ -90,12 +90,10 @@ def alone(machine: Machine, several: bool) -> list[Finding]:
 
 def versions(machines: tuple[Machine, ...]) -> Answers:
     """torch and synchromesh must be equal: what ranks send each other depends on them."""
-    levels: tuple[tuple[str, Level], ...] = (
-        ("torch", "problem"), ("synchromesh", "problem"), ("python", "warning"),
-    )  # fmt: skip
-    for name, level in levels:
+    for name in ("torch", "synchromesh", "python"):
         ranks = _by({m.rank: getattr(m, name) for m in machines})
         if len(ranks) > 1:
+            level: Level = "warning" if name == "python" else "problem"
             yield level, f"ranks differ in {name} ({_ranks(ranks)}): install the same everywhere"
 
 

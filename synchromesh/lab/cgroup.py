@@ -259,13 +259,8 @@ def detect(root: Path = ROOT) -> Groups | None:
         freezer, memory = (tree if os.access(tree, os.W_OK) else None for tree in others)
         return VersionOne(root / "cpu", freezer, memory)
     controllers = root / "cgroup.controllers"
-    if (
-        controllers.exists()
-        and "cpu" in controllers.read_text().split()
-        and os.access(root, os.W_OK)
-    ):
-        return VersionTwo(root)
-    return None
+    known = controllers.read_text().split() if controllers.exists() else []
+    return VersionTwo(root) if "cpu" in known and os.access(root, os.W_OK) else None
 
 
 def kill(groups: Groups, name: str) -> None:

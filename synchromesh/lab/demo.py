@@ -77,9 +77,8 @@ def _train(run: Path) -> int:
             sys.executable, "-m", "synchromesh", "train", *DEMO.workload, "--adapt",
             "--steps", str(DEMO.steps), "--output", str(run),
         ]  # fmt: skip
-        running = lab.start(
-            command, timeout=DEMO.limit_seconds, listener=show, environment={"COLUMNS": "110"}
-        )
+        wide = {"COLUMNS": "110"}
+        running = lab.start(command, DEMO.limit_seconds, environment=wide, listener=show)
         changed, late = 0, 0.0
         while running.poll() is None:
             with suppress(TimeoutError):

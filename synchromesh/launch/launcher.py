@@ -131,9 +131,8 @@ def _agent(
         )
     )  # fmt: skip
     spec = WorkerSpec(
-        role="rank", local_world_size=ranks, entrypoint=RANK[0],
-        args=(*RANK[1:], *command), rdzv_handler=handler,
-        max_restarts=0, monitor_interval=TUNING.poll, local_addr="127.0.0.1",
+        role="rank", local_world_size=ranks, entrypoint=RANK[0], args=(*RANK[1:], *command),
+        rdzv_handler=handler, max_restarts=0, monitor_interval=TUNING.poll, local_addr="127.0.0.1",
     )  # fmt: skip
     return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder, forks)
 
@@ -156,8 +155,7 @@ class _Agent(LocalElasticAgent):
         forks: Sequence[Fork],
     ) -> None:  # fmt: skip
         super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=TUNING.start)
-        self.spec, self.folder, self.observed = spec, folder, _Observed()
-        self.forks = forks
+        self.spec, self.folder, self.forks, self.observed = spec, folder, forks, _Observed()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with _ranks_of(self.forks):
@@ -258,25 +256,15 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with patch.dict(os.environ, wanted):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the agent's log lines: the launcher's caller says what happened, once."""
-    names = [
-        n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")
-    ]
-    loggers = [logging.getLogger(n) for n in names]
+    known, prefix = list(logging.root.manager.loggerDict), "torch.distributed.elastic"
+    loggers = [logging.getLogger(name) for name in known if name.startswith(prefix)]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

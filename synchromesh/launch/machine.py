@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -195,11 +196,8 @@ def _quota() -> float:
     quotas: list[float] = []
     for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        try:
-            fields_ = (folder / "cpu.max").read_text().split()
-            quota, period = (int(field) for field in fields_)
-        except (OSError, ValueError):  # "max 100000": no limit
-            pass
+        with suppress(OSError, ValueError):  # "max 100000": no limit
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
         if quota and period and quota > 0:
             quotas.append(quota / period)
     return min(quotas, default=0.0)

@@ -30,10 +30,8 @@ def derive(results: StudyResults) -> StudyResults:
     runs worked out; None where something is not known. Without a price, dollars stay."""
     weak = results.settings.scaling == "weak"
     done = tuple(run for run in results.runs if run.status == "done")
-    return replace(
-        results,
-        runs=tuple(_priced(_compared(run, done, weak), results.price) for run in results.runs),
-    )
+    runs = (_priced(_compared(run, done, weak), results.price) for run in results.runs)
+    return replace(results, runs=tuple(runs))
 
 
 def throughput(run: RunResult) -> float | None:
@@ -47,9 +45,8 @@ def _compared(run: RunResult, done: Sequence[RunResult], weak: bool) -> RunResul
     speedup = None
     if run.status == "done":
         speedup = _weak(run, done) if weak else _strong(run, done)
-    return replace(
-        run, speedup=speedup, efficiency=None if speedup is None else speedup / run.devices
-    )
+    efficiency = None if speedup is None else speedup / run.devices
+    return replace(run, speedup=speedup, efficiency=efficiency)
 
 
 def _strong(run: RunResult, done: Sequence[RunResult]) -> float | None:
@@ -68,13 +65,11 @@ def _weak(run: RunResult, done: Sequence[RunResult]) -> float | None:
 
 
 def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> list[RunResult]:
-    wanted = (1, batch, run.workload, run.cluster, run.emulated, run.predicted)
-    alike = [
-        r
-        for r in done
-        if (r.devices, r.batch, r.workload, r.cluster, r.emulated, r.predicted) == wanted
-        and _timed(r)
-    ]
+    def place(r: RunResult) -> tuple[object, ...]:
+        return r.workload, r.cluster, r.emulated, r.predicted
+
+    one = [r for r in done if (r.devices, r.batch) == (1, batch) and _timed(r)]
+    alike = [r for r in one if place(r) == place(run)]
     base = [r for r in alike if r.strategy == "single"] or alike
     return [r for r in base if r.seed == run.seed] or base
 
@@ -157,7 +152,4 @@ def _joined(texts: Iterable[str], between: str = ", ") -> str:
 
 def _versions(studies: Sequence[StudyResults]) -> dict[str, str]:
     names = dict.fromkeys(name for study in studies for name in study.versions)
-    return {
-        name: _joined((study.versions.get(name, "") for study in studies), " and ")
-        for name in names
-    }
+    return {n: _joined((study.versions.get(n, "") for study in studies), " and ") for n in names}

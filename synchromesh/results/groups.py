@@ -6,7 +6,7 @@ neither their quartiles nor the medians of their seeds overlap."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from statistics import fmean, median, stdev
@@ -165,9 +165,7 @@ def _quartiles(of: Sequence[Quartiles | None]) -> Quartiles | None:
     known = [q for q in of if q is not None]
     if not known:
         return None
-    return Quartiles(
-        median(q.median for q in known), median(q.q1 for q in known), median(q.q3 for q in known)
-    )
+    return Quartiles(*(median(getattr(q, f.name) for q in known) for f in fields(Quartiles)))
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

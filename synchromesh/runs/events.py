@@ -88,10 +88,8 @@ class RankMachine:
 
     @property
     def of_study(self) -> StudyMachine:
-        devices = () if self.device == "cpu" else (self.device,)
-        return StudyMachine(
-            self.processor, int(self.cores), self.memory_bytes, devices, self.system
-        )
+        devices, cores = () if self.device == "cpu" else (self.device,), int(self.cores)
+        return StudyMachine(self.processor, cores, self.memory_bytes, devices, self.system)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +108,10 @@ class RunStarted(RunEvent, name="start"):
     emulated: bool = False
     parameter_bytes: Count = 0
     machines: tuple[RankMachine, ...] = ()
+
+    @property
+    def first_machine(self) -> RankMachine:
+        return self.machines[0] if self.machines else RankMachine()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +271,11 @@ class SwitchMeasured(RunEvent, name="adapted"):
 
 
 # what a line of a log may say besides metrics: one whose name is among them is `valid_NAME` there
-LOGGED = frozenset(
-    {
-        "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
-        "ranks", "best", "samples_per_second", "stopped", "samples per second",
-        "run folder", "trained_seconds", "elapsed_seconds", "utilisation",
-    }
-)  # fmt: skip
+LOGGED = frozenset({
+    "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
+    "ranks", "best", "samples_per_second", "stopped", "samples per second", "run folder",
+    "trained_seconds", "elapsed_seconds", "utilisation",
+})  # fmt: skip
 
 
 def logged_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

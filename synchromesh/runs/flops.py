@@ -23,9 +23,7 @@ SLOWER_FORMS = {"pcie", "nvl"}  # words of names of devices that have a sheet of
 
 def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -> int:
     """Operations (a multiplication and an addition are two) of forward and backward of `batch` on
-    the unsharded `model`, by torch's formulas for products, convolutions and attention.
-
-    A small batch is enough: operations grow with the rows. Gradients are left unset."""
+    the unsharded `model`, by torch's formulas for products, convolutions and attention."""
     with FlopCounterMode(display=False) as counter:
         value = loss(model, batch)
         total = value if isinstance(value, Tensor) else value[0]
@@ -37,10 +35,8 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: A
 def flops_utilisation(
     flops: float, seconds: float, device: str, count: int, dtype: str
 ) -> float | None:
-    """The part of the peak of `count` devices; None where the catalogue does not know theirs.
-
-    flops: of a step, on all its rows. device: a GPU's name, as torch.cuda.get_device_name has it.
-    dtype: that products are computed in, as the catalogue names it."""
+    """The part of the peak of `count` devices, if the catalogue has it. flops: of a step. device:
+    a GPU's name, as torch.cuda.get_device_name has it. dtype: as the catalogue names it."""
     peak = peak_flops(device, dtype)
     return None if peak is None or seconds <= 0 else flops / (seconds * count * peak)
 

@@ -84,8 +84,7 @@ class _Journal(LiveBytes):
     def name(self, tensors: Iterable[Any], kind: MemoryKind) -> None:
         """Names the kind of those that are counted."""
         for x in (x for tensor in tensors for x in _plain(tensor)):
-            mark = self._seen.get(id(x.untyped_storage()))
-            if mark is not None:
+            if (mark := self._seen.get(id(x.untyped_storage()))) is not None:
                 self._kinds[mark] = kind
 
     def at_peak(self) -> Counter[MemoryKind]:
@@ -130,11 +129,8 @@ def _gradients_labelled(parameters: Iterable[Tensor], live: _Journal) -> Iterato
     def there(p: Tensor) -> None:
         live.name(_gradients([p]), "gradients")
 
-    hooks = [
-        p.register_post_accumulate_grad_hook(there)
-        for p in parameters
-        if p.requires_grad and p.is_leaf
-    ]
+    trained = [p for p in parameters if p.requires_grad and p.is_leaf]
+    hooks = [p.register_post_accumulate_grad_hook(there) for p in trained]
     try:
         yield
     finally:

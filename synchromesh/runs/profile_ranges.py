@@ -69,10 +69,8 @@ def cpu_spans(
     reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
     annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
     traffic = _until_waits_end(reduced, annotated) + _messages(messages, calls)
-    host = [
-        Span(start, end, "computation", HOST, _lane(main))
-        for start, end in minus(gaps, union([*annotated, *inferred]))
-    ]
+    between = minus(gaps, union([*annotated, *inferred]))
+    host = [Span(start, end, "computation", HOST, _lane(main)) for start, end in between]
     return by_start([*traffic, *operators, *host])
 
 
@@ -118,10 +116,12 @@ def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Issued]
             annotated[r.thread] = r.end
             members = tuple(int(n) for n in ranks.split(","))
             calls.append(_Issued(r.start, r.end, r.thread, name, members))
-        elif r.name.startswith("c10d::") and r.start >= annotated.get(r.thread, 0.0):
-            known = communication_name(r.name)
-            if known is not None:
-                calls.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
+        elif (
+            r.name.startswith("c10d::")
+            and r.start >= annotated.get(r.thread, 0.0)
+            and (known := communication_name(r.name))
+        ):
+            calls.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
     return calls
 
 
@@ -137,13 +137,8 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
     spans = []
     for r in ranges:
         title = communication_name(r.name) or r.name
-        heads = [
-            waiting[0]
-            for waiting in open_.values()
-            if waiting
-            and waiting[0].start <= r.start
-            and title in (waiting[0].name, BUILT_OF.get(waiting[0].name))
-        ]
+        waiting = (calls[0] for calls in open_.values() if calls and calls[0].start <= r.start)
+        heads = [call for call in waiting if title in (call.name, BUILT_OF.get(call.name))]
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
         call = open_[heads[0].ranks].popleft() if heads else _Issued(*r[:2], r.thread, title, ())
         serves[r.thread] = call.ranks
@@ -155,14 +150,13 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
 
 def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:
     """Each range with the ranks of the call that it begins in."""
-    sorted_calls = [call for call in calls if call.name in MESSAGES]
-    starts = [call.start for call in sorted_calls]
+    ordered = [call for call in calls if call.name in MESSAGES]
+    starts = [call.start for call in ordered]
     spans = []
     for r in ranges:
-        name, ranks = communication_name(r.name) or r.name, tuple[int, ...]()
-        at = bisect_right(starts, r.start) - 1
-        if at >= 0 and sorted_calls[at].end >= r.start and sorted_calls[at].name == name:
-            ranks = sorted_calls[at].ranks
+        name, at = communication_name(r.name) or r.name, bisect_right(starts, r.start) - 1
+        call = ordered[at] if at >= 0 else None
+        ranks = call.ranks if call and call.end >= r.start and call.name == name else ()
         spans.append(Span(r.start, r.end, "communication", name, f"{name}s", ranks))
     return spans
 

@@ -60,13 +60,13 @@ class Recorder:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One training step: shares are of the time inside. On CUDA its end is waited for."""
+        """One training step: shares are of the time inside."""
         began = time.perf_counter()
         yield
         self.step_ended(began)
 
     def step_ended(self, began: float) -> None:
-        """The end of a training step that began then, by `time.perf_counter`."""
+        """The end, waited for on CUDA, of a step that began then, by `time.perf_counter`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.stepped(time.perf_counter() - began)

@@ -27,7 +27,6 @@ from synchromesh.runs.events import (
     MemoryTracked,
     PlanChosen,
     PlanDecided,
-    RankMachine,
     RunEnded,
     RunEvent,
     RunStarted,
@@ -68,9 +67,8 @@ def run_result(
 ) -> RunResult:
     """`of`, which says what was asked, with what `events` measured. metrics: of the whole run."""
     layouts, predicted = layouts_of(events), _predicted(events)
-    lengths = Quartiles.of(
-        [e.seconds for e in of_kind(EpochMeasured, events) if e.seconds is not None]
-    )
+    ends = of_kind(EpochMeasured, events)
+    lengths = Quartiles.of([end.seconds for end in ends if end.seconds is not None])
     return replace(
         _watched(of, events), step_seconds=Quartiles.of(timed.seconds),
         timed_steps=len(timed.seconds),
@@ -125,13 +123,11 @@ def _watched(of: RunResult, events: Sequence[RunEvent]) -> RunResult:
     for memory in of_kind(MemoryTracked, events):
         of = replace(of, peak_memory_bytes=memory.peak_bytes)
     for recorded in of_kind(StepsRecorded, events)[-1:]:
+        computation, waiting = map(recorded.share, ("computation", "waiting"))
         of = replace(
-            of,
-            communication_share=_communication(recorded),
-            computation_share=recorded.share("computation"),
-            waiting_share=recorded.share("waiting"),
-            sent_bytes_per_step=recorded.sent_bytes_per_step,
-        )
+            of, communication_share=_communication(recorded), computation_share=computation,
+            waiting_share=waiting, sent_bytes_per_step=recorded.sent_bytes_per_step,
+        )  # fmt: skip
     return of
 
 
@@ -142,8 +138,10 @@ def _communication(recorded: StepsRecorded) -> CommunicationShares | None:
     return CommunicationShares(exposed, hidden)
 
 
-def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,
-           timeline: tuple[TimelineSpan, ...] = ()) -> StudyResults:  # fmt: skip
+def of_log(
+    lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,
+    timeline: tuple[TimelineSpan, ...] = (),
+) -> StudyResults:  # fmt: skip
     """The document of a run. trace: the file with the trace of its recorded steps. timeline: of
     one of these. ValueError begins with `name` where an event is not as it should be."""
     if not any(line.get("event") == RunStarted.name for line in lines):
@@ -163,7 +161,7 @@ def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = No
         created = datetime.fromtimestamp(start.time or 0.0, UTC)
         return StudyResults(
             title=run.workload, created=created.isoformat(timespec="seconds"),
-            command=_command(start), machine=_first_machine(start).of_study, runs=(run,),
+            command=_command(start), machine=start.first_machine.of_study, runs=(run,),
             settings=StudySettings((run.strategy,), (run.devices,), (run.batch,), (run.seed,)),
             emulated=run.emulated,
             versions={str(key): str(value) for key, value in start.versions.items()},
@@ -197,16 +195,12 @@ def _last_call(events: Sequence[RunEvent]) -> Sequence[RunEvent]:
 def _timed(call: Sequence[RunEvent], batch: int) -> TimedSteps:
     """Steps after warm-up, under the plan in force, that have all rows and are not special."""
     layouts = layouts_of(call)
-    begin = max([layout.step for layout in layouts[-1:]], default=0) + 1
+    begin = 1 + (layouts[-1].step if layouts else 0)
     for event in of_kind(StepsTimed, call)[:1]:
         begin = max(begin, event.first + WARM_UP)
-    taken = [
-        (seconds, waited)
-        for step, seconds, waited, rows in _steps(call)
-        if step >= begin and rows == batch
-    ]
-    loading = sum(waited for _, waited in taken)
-    samples = [seconds for seconds, _ in taken]
+    taken = [step for step in _steps(call) if step[0] >= begin and step[3] == batch]
+    loading = sum(waited for _, _, waited, _ in taken)
+    samples = [seconds for _, seconds, _, _ in taken]
     return TimedSteps(samples, batch * len(taken), loading, sum(samples) + loading)
 
 
@@ -225,13 +219,9 @@ def _utilisation(call: Sequence[RunEvent], start: RunStarted) -> dict[str, Any]:
     shares = [share for of_ranks in by_epoch for share in of_ranks if share is not None]
     if not shares:
         return {}
-    on_cpu = _first_machine(start).device == "cpu"
+    on_cpu = start.first_machine.device == "cpu"
     of = "processor time over wall time" if on_cpu else "time in which a kernel ran, by NVML"
     return {"utilisation": fmean(shares), "utilisation_of": of}
-
-
-def _first_machine(start: RunStarted) -> RankMachine:
-    return start.machines[0] if start.machines else RankMachine()
 
 
 def _command(start: RunStarted) -> str:

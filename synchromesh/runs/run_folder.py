@@ -99,14 +99,12 @@ class RunFolder:
     def log(self, event: "RunEvent") -> None:
         """Appends a line in one write: of a killed run only the last may be incomplete. OSError
         where there is no room for all of it, and then nothing is written."""
-        entry = {
-            "event": event.name, "time": round(time.time(), 3), **finite(event.to_dict()),
-        }  # fmt: skip
-        line = json.dumps(entry, allow_nan=False) + "\n"
+        entry = {"event": event.name, "time": round(time.time(), 3), **finite(event.to_dict())}
+        line = f"{json.dumps(entry, allow_nan=False)}\n".encode()
         with open(self.path / "log.jsonl", "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
-                if file.write(line.encode()) < len(line.encode()):
+                if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
                 file.truncate(end)
@@ -152,8 +150,7 @@ class Resumed:
             )
         folder = RunFolder(path)
         if folder.checkpoints.is_dir():
-            saved = folder.saved()
-            if not saved:
+            if not (saved := folder.saved()):
                 raise ValueError(f"--resume {name}: the run has no checkpoint yet")
             return cls(saved[0], folder)
         folder = RunFolder(Path(os.path.abspath(path)).parent.parent)

@@ -70,10 +70,9 @@ def mean(of_ranks: Sequence[Shares]) -> Shares:
     """The mean over the ranks, each counted alike."""
     names = sorted({name for one in of_ranks for name in one.exposed_by})
     exposed_by = {name: fmean(s.exposed_by.get(name, 0.0) for s in of_ranks) for name in names}
-    numbers = ("computation", "exposed", "hidden", "waiting", "other", "seconds")
-    return Shares(
-        **{n: fmean(getattr(s, n) for s in of_ranks) for n in numbers}, exposed_by=exposed_by
-    )
+    fields = ("computation", "exposed", "hidden", "waiting", "other", "seconds")
+    means = {name: fmean(getattr(s, name) for s in of_ranks) for name in fields}
+    return Shares(**means, exposed_by=exposed_by)
 
 
 def waits(recordings: Sequence[Recording]) -> list[Intervals]:
@@ -132,8 +131,7 @@ def _last_begun(recordings: Sequence[Recording]) -> dict[Span, float]:
     for recording in recordings:
         for span in sorted(recording.spans, key=lambda s: s.start):
             if span.kind == "communication":
-                of_key = occurrences[span.name, span.ranks]
-                of_key.setdefault(recording.rank, []).append(span)
+                occurrences[span.name, span.ranks].setdefault(recording.rank, []).append(span)
     begun: dict[Span, float] = {}
     for (name, ranks), by_rank in occurrences.items():
         senders = occurrences.get((SENT_AS.get(name, ""), ranks), {})

@@ -46,11 +46,9 @@ class Recording:
 
     def later(self, seconds: float) -> "Recording":
         """The same with a clock that shows `seconds` more."""
-        return Recording(
-            self.rank,
-            tuple((start + seconds, end + seconds) for start, end in self.steps),
-            tuple(replace(s, start=s.start + seconds, end=s.end + seconds) for s in self.spans),
-        )
+        moved = (replace(s, start=s.start + seconds, end=s.end + seconds) for s in self.spans)
+        steps = tuple((start + seconds, end + seconds) for start, end in self.steps)
+        return Recording(self.rank, steps, tuple(moved))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with names and lanes as numbers into `texts`."""

@@ -137,8 +137,6 @@ def _joined(intervals: Sequence[Interval], finest: float) -> list[Interval]:
     """Those that are seen, neighbours that are seen as one joined."""
     joined: list[Interval] = []
     for start, end in intervals:
-        if joined and start - joined[-1][1] < finest:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
+        near = joined and start - joined[-1][1] < finest
+        joined.append((joined.pop()[0] if near else start, end))
     return [(start, end) for start, end in joined if end - start >= finest]

@@ -35,16 +35,14 @@ def layout_in_force(
     trainer: Trainer, switch: Decision | None = None, seconds: float | None = None
 ) -> LayoutInForce:
     """The trainer's, in words of plans. switch: what brought it; seconds: of training so far."""
+    components = component_layouts(trainer)
     event = LayoutInForce(
-        step=trainer.steps, plan=str(trainer.plan), components=component_layouts(trainer),
-        seconds=seconds,
-    )  # fmt: skip
+        step=trainer.steps, plan=str(trainer.plan), components=components, seconds=seconds
+    )
     if switch is None:
         return event
-    return replace(
-        event, reason=f"{switch.noticed}: {switch.reason}", pause_seconds=switch.pause_seconds,
-        bytes_moved=switch.bytes_moved,
-    )  # fmt: skip
+    why, pause = f"{switch.noticed}: {switch.reason}", switch.pause_seconds
+    return replace(event, reason=why, pause_seconds=pause, bytes_moved=switch.bytes_moved)
 
 
 def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:

@@ -38,10 +38,8 @@ class StudyCell:
         return f"{name}-{self.devices}x{self.batch}-seed{self.seed}"
 
     def __str__(self) -> str:
-        devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
-        return (
-            f"{self.workload}: {self.strategy} on {devices}, batch {self.batch}, seed {self.seed}"
-        )
+        on = f"{self.strategy} on {self.devices} device{'s' * (self.devices != 1)}"
+        return f"{self.workload}: {on}, batch {self.batch}, seed {self.seed}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rows of a study that nobody has run: what strategies would take on devices of the catalogue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -36,14 +36,14 @@ def predicted(
     ours = tuple(s for s in settings.strategies if s not in strategy.RIVALS)
     cells = grid(name, replace(settings, strategies=ours, seeds=settings.seeds[:1]))
     rows: list[RunResult] = []
-    for size, of_size in _by(cells, lambda cell: cell.batch):
+    for size, of_size in _by(cells, "batch"):
         loss, batch = joined(workload.loss, workload.example(size), workload.carry)
         step = trace(model, loss, batch, training=True, autocast=autocast)
         if step.opaque:
             why = f"nothing can be estimated of a model that runs whole: {step.reason}"
             rows += [_row(c, kind, None, why) for kind in kinds for c in of_size]
             continue
-        for kind, (devices, here) in product(kinds, _by(of_size, lambda cell: cell.devices)):
+        for kind, (devices, here) in product(kinds, _by(of_size, "devices")):
             place = cluster(kind, devices)
             families, failed = _families(here)
             best = quickest(step, model, workload.build_optimizer, batch, place, families)
@@ -51,13 +51,11 @@ def predicted(
     return rows
 
 
-def _by(
-    cells: Sequence[StudyCell], number: Callable[[StudyCell], int]
-) -> list[tuple[int, list[StudyCell]]]:
+def _by(cells: Sequence[StudyCell], name: str) -> list[tuple[int, list[StudyCell]]]:
     """The cells by a number of theirs, in their order."""
     groups: dict[int, list[StudyCell]] = {}
     for cell in cells:
-        groups.setdefault(number(cell), []).append(cell)
+        groups.setdefault(getattr(cell, name), []).append(cell)
     return list(groups.items())
 
 

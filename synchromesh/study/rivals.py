@@ -128,12 +128,15 @@ class _PlainLoop:
 
     def run(self) -> None:
         """All epochs, or until the study ends it."""
-        size = self.world.size
-        recorded = RecordedSteps(self.world.device, partial(interface_bytes, size))
-        memory = RememberedStep(
-            lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
-        )
-        self.meter.watches = {"recorded": recorded, "memory": memory}
+        rival, optimizer = self.rival, self.optimizer
+        self.meter.watches = {
+            "recorded": RecordedSteps(
+                self.world.device, partial(interface_bytes, self.world.size)
+            ),
+            "memory": RememberedStep(
+                lambda: MemoryTracker(rival.parameters, rival.buffers, optimizer)
+            ),
+        }
         self.meter.device = self.world.device
         self.meter.say(RankPrepared(device=self.world.device.type))
         self.meter.begin()
@@ -180,9 +183,8 @@ class _PlainLoop:
         """The epoch's mean loss, and metrics of a plain model, which rank 0 computes alone."""
         mean = torch.stack(losses).double().mean()
         self.world.everyone.all_reduce(mean, counted=False)
-        weights = self.rival.weights()
+        weights, w = self.rival.weights(), self.workload
         values: dict[str, float] = {}
-        w = self.workload
         if self.world.rank == 0 and w.valid_data is not None and w.metric is not None:
             values = _metrics(w, weights, self.world.device)
         metrics: dict[str, float] = self.world.everyone.broadcast_json(values)
@@ -199,13 +201,12 @@ def _metrics(
     metric: Any = workload.metric
     if workload.carry is not None:
         metric = CarriedCalls(metric, workload.carry, device)
-    data = workload.valid_data
     batching = Batching(False, False, workload.collate, workload.carry is not None)
     loader = Loader(
-        data, workload.batch_size, lambda rows: ((0, rows),), batching=batching, device=device
-    )
-    sums: dict[str, float] = {}
-    rows = 0
+        workload.valid_data, workload.batch_size, lambda rows: ((0, rows),), batching=batching,
+        device=device,
+    )  # fmt: skip
+    sums, rows = dict[str, float](), 0
     with torch.no_grad():
         for batch in loader:
             rows += loader.rows

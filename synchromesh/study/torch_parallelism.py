@@ -15,6 +15,8 @@ from synchromesh.engine.groups import World
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss
 
+LISTS = (nn.ModuleList, nn.Sequential)
+
 
 def local_mean(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     """The mean loss over this rank's rows."""
@@ -80,7 +82,7 @@ def fully_sharded(model: nn.Module, loss: Loss, example: Any, world: World) -> R
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The members with parameters of the longest list of modules; none of a list below two."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    lists = [m for m in model.modules() if isinstance(m, LISTS)]
     longest = max(lists, key=len, default=nn.Sequential())
     members = [m for m in longest if any(True for _ in m.parameters())]
     return members if len(members) > 1 else []
@@ -109,12 +111,11 @@ class Pipelined:
             ) from error
         _send_contiguous(piped, world.size)
         stage = piped.build_stage(world.rank, world.device)
-        self._module: nn.Module = stage.submod
+        self._model, self._module = model, stage.submod
         self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
         self._targets: list[Any] = []
         self.parameters = list(self._module.parameters())
         self.buffers = list(self._module.buffers())
-        self._model = model
 
     def own_rows(self, rows: int) -> Ranges:
         return ((0, rows),)
@@ -223,11 +224,7 @@ class Answer(nn.Module):
 def cuts(model: nn.Module, stages: int) -> list[str]:
     """The modules that begin the second and later stages: of the longest list of modules, cut
     into runs of as equally many as can be. ValueError where it has too few."""
-    lists = [
-        (name, m)
-        for name, m in model.named_modules()
-        if isinstance(m, nn.ModuleList | nn.Sequential)
-    ]
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, LISTS)]
     name, longest = max(lists, key=lambda item: len(item[1]), default=("", nn.Sequential()))
     if len(longest) < stages:
         raise ValueError(

@@ -181,17 +181,15 @@ def _largest(x: Tensor) -> float:
 
 # Results that are entries of their inputs, or whole numbers: nothing is rounded, and a model may
 # compare them with what they were taken from, or count with them.
-EXACT = frozenset(
-    {
-        "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat",
-        "ceil", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_",
-        "cummax", "cummin", "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh",
-        "hardtanh_", "index", "index_select", "kthvalue", "masked_fill", "masked_fill_", "max",
-        "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min",
-        "minimum", "neg", "relu", "relu_", "repeat", "roll", "round", "scatter", "sign", "sort",
-        "stack", "take", "topk", "tril", "triu", "trunc", "where",
-    }
-)  # fmt: skip
+EXACT = frozenset({
+    "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat", "ceil", "clamp",
+    "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_", "cummax", "cummin",
+    "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh", "hardtanh_", "index",
+    "index_select", "kthvalue", "masked_fill", "masked_fill_", "max", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "neg", "relu", "relu_",
+    "repeat", "roll", "round", "scatter", "sign", "sort", "stack", "take", "topk", "tril", "triu",
+    "trunc", "where",
+})  # fmt: skip
 
 # Operators that add the values of a channel one after another, n of them: their order matters by
 # far more than one rounding, about sqrt(n) of them. They run from the last value to the first:
