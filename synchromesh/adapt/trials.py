@@ -107,8 +107,7 @@ def first(candidates: Sequence[Candidate], plan: Plan) -> list[Candidate]:
 
 def _counted(now: float) -> int:
     """Steps of a trial that are counted, where one takes `now` seconds."""
-    most = min(TUNING.most_steps, int(TUNING.seconds / max(now, 1e-9)))
-    return max(TUNING.steps, most)
+    return max(TUNING.steps, min(TUNING.most_steps, int(TUNING.seconds / max(now, 1e-9))))
 
 
 def _surely(times: Sequence[float], side: int) -> float:

@@ -122,9 +122,7 @@ def _port(asked: int | None, torchrun: int = 29500) -> "Ports | None":
     from synchromesh.launch.machine import port_taken
 
     port = asked or torchrun
-    if str(port) == os.environ.get("MASTER_PORT"):
-        return None
-    return Ports(port, port_taken(port))
+    return None if str(port) == os.environ.get("MASTER_PORT") else Ports(port, port_taken(port))
 
 
 def _show(survey: "Survey", findings: "list[Finding]", written: str) -> None:

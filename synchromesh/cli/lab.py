@@ -76,8 +76,7 @@ def do(args: argparse.Namespace) -> int:
 
     lab = Lab.open(args.name)
     getattr(lab, args.deed)(args.host)
-    done = f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}"
-    answer(args, _document(lab), done)
+    answer(args, _document(lab), f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}")
     return 0
 
 
@@ -145,8 +144,7 @@ def _table(lab: dict[str, Any]) -> "Table":
     rows = [_host(host, racks) for host in lab["hosts"]]
     known = {"rack": bool(racks), "memory": any(host["memory"] for host in lab["hosts"])}
     columns = [name for name in rows[0] if known.get(name, True)]
-    cells = ([row[name] for name in columns] for row in rows)
-    return table(title, columns, cells, left=columns)
+    return table(title, columns, ([row[name] for name in columns] for row in rows), left=columns)
 
 
 def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
@@ -188,10 +186,9 @@ def run(args: argparse.Namespace) -> int:
     if received:
         code = 128 + received[0]
     if args.json:
-        seconds = round(time.monotonic() - start, 3)
         print(json.dumps({
             "lab": lab.name, "emulated": True, "hosts": hosts, "command": command,
-            "seconds": seconds, "exit_code": code,
+            "seconds": round(time.monotonic() - start, 3), "exit_code": code,
         }))  # fmt: skip
     return code
 

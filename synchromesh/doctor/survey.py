@@ -160,8 +160,7 @@ def flops_by_dtype(device: torch.device, seconds: float) -> dict[str, float]:
     """Achieved rate of large matrix products by dtype; no float16 on a CPU.
 
     seconds: for each dtype. float32 is as torch is set; where that is TF32 it is TF32's rate."""
-    kinds = DTYPES[device.type]
-    return {name: _products(device, dtype, seconds) for name, dtype in kinds.items()}
+    return {name: _products(device, dtype, seconds) for name, dtype in DTYPES[device.type].items()}
 
 
 def _products(device: torch.device, dtype: torch.dtype, seconds: float) -> float:

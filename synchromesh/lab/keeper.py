@@ -96,8 +96,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _parts(tag: Tag, groups: Groups) -> list[str]:
-    names = [*network.namespaces(), *groups.names()]
-    return [name for name in names if Tag.in_name(name) == tag]
+    return [name for name in [*network.namespaces(), *groups.names()] if Tag.in_name(name) == tag]
 
 
 def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:

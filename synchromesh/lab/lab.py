@@ -253,8 +253,7 @@ class Lab:
             raise ValueError("nothing to set: give a bandwidth, a share, memory, or an uplink")
         if uplink is not None and self.description.uplink is None:
             raise ValueError(f"lab {self.name} has no racks, so there is no uplink to set")
-        hosts = self._hosts(host)
-        changes = [c for h in hosts for c in self._changes(h, bandwidth, cpu, memory)]
+        changes = [c for h in self._hosts(host) for c in self._changes(h, bandwidth, cpu, memory)]
         if uplink is not None:
             changes.append(partial(self._network.set_uplink, parse_bandwidth(uplink)))
         with self._records.locked():
@@ -268,8 +267,7 @@ class Lab:
         self, host: int, bandwidth: Bandwidth | None, cpu: Share | None, memory: Memory | None
     ) -> Iterator[Callable[[], None]]:
         """What brings a host to these values; ValueError before any of it where one cannot be."""
-        cores = self.description.hosts[host].cores
-        share = None if cpu is None else parse_share(cpu, cores)
+        share = None if cpu is None else parse_share(cpu, self.description.hosts[host].cores)
         rate = None if bandwidth is None else parse_bandwidth(bandwidth)
         limit = None if memory is None else parse_memory(memory)
         if limit is not None:

@@ -97,8 +97,7 @@ class Network:
         """A link from the switch's port to the host's eth0, with its address."""
         space, port = self._tag.part(host), f"port{host}"
         _make_namespace(space)
-        peer = {"ifname": "eth0", "net_ns_fd": space}
-        switch.link("add", ifname=port, kind="veth", peer=peer)
+        switch.link("add", ifname=port, kind="veth", peer={"ifname": "eth0", "net_ns_fd": space})
         _attach(switch, port, f"bridge{self._description.rack(host)}")
         with _inside(space) as inside:
             card = _index(inside, "eth0")

@@ -263,8 +263,7 @@ class Running:
         if self._listener is None:
             self._kept[rank, stream] += data
             return
-        text = self._part[rank, stream] + data
-        *lines, rest = text.split(b"\n")
+        *lines, rest = (self._part[rank, stream] + data).split(b"\n")
         for line in lines:
             self._listener(rank, stream, line + b"\n")
         if rest and (last or len(rest) > LIMITS.longest_line):

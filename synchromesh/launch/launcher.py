@@ -117,8 +117,7 @@ def launch(
                 agent.spec.rdzv_handler.shutdown()
             for number, handler in before.items():
                 handle(number, handler)
-        failure = agent.first_failure(stopped is not None)
-        return Ending(failure, stopped or agent.stop_of_a_rank())
+        return Ending(agent.first_failure(stopped is not None), stopped or agent.stop_of_a_rank())
 
 
 def _agent(

@@ -79,8 +79,7 @@ class Drawing:
 
         w, h = self.width, self.height
         across, up = [x / w for x in xs], [1 - y / h for y in ys]
-        place = self.figure.transFigure
-        self.figure.add_artist(Line2D(across, up, transform=place, **look))
+        self.figure.add_artist(Line2D(across, up, transform=self.figure.transFigure, **look))
 
     def _swatch(self, fill: Fill, x: float, y: float) -> None:
         from matplotlib.patches import Rectangle

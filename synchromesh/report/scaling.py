@@ -118,5 +118,4 @@ def _columns(width: int, several: list[tuple[RunGroup, Overhead]]) -> Drawing:
 
 def _stack(parts: Overhead) -> dict[Fill, float]:
     start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-    values = (start, parts.transfer, parts.waiting, parts.other)
-    return dict(zip(LEGEND, values, strict=True))
+    return dict(zip(LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True))

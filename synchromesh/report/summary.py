@@ -148,8 +148,7 @@ def _utilisation(comparison: RunComparison) -> str:
 
 
 def _plans(group: RunGroup) -> str:
-    plans = dict.fromkeys(run.plan for run in group.done if run.plan)
-    return "; or ".join(plans) or NONE
+    return "; or ".join(dict.fromkeys(run.plan for run in group.done if run.plan)) or NONE
 
 
 TARGET = ("target", "epochs", "time", "dollars")

@@ -71,6 +71,5 @@ def overhead(group: RunGroup, one_device: RunGroup | None, weak: bool) -> Overhe
     parts = step_parts(group)
     if parts is None or one_device is None or one_device.step_seconds is None:
         return None
-    devices = group.first.devices
-    ideal = one_device.step_seconds.median / (1 if weak else devices)
+    ideal = one_device.step_seconds.median / (1 if weak else group.first.devices)
     return Overhead(parts.step, ideal, parts.transfer, parts.waiting)

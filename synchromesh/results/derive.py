@@ -102,8 +102,7 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
     first, *others = studies
     if not others:
         return first
-    scaling = {study.settings.scaling for study in studies}
-    if len(scaling) > 1:
+    if len({study.settings.scaling for study in studies}) > 1:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )

@@ -63,10 +63,9 @@ class MemoryByKind:
     def from_plain(cls, value: Any, path: str) -> Self:
         """The inverse; a kind that is left out has no bytes."""
         kinds = {STORED_KINDS.get(f.name, f.name): f.name for f in fields(cls)}
-        given = document.mapping(value, path, kinds)
         return cls(**{
             kinds[key]: document.integer(size, f"{path}.{key}", -(2**63), 2**63)
-            for key, size in given.items()
+            for key, size in document.mapping(value, path, kinds).items()
         })  # fmt: skip
 
 

@@ -29,9 +29,7 @@ def harmless(cell: Cell | bool) -> Cell:
     """What a spreadsheet shows: numbers as they are, text that it would run after a quote."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    if isinstance(cell, str) and cell.lstrip(" ")[:1] in tuple(FORMULA):
-        return f"'{cell}"
-    return cell
+    return f"'{cell}" if isinstance(cell, str) and cell.lstrip(" ")[:1] in tuple(FORMULA) else cell
 
 
 def _peak(kind: str) -> Callable[[RunResult], Cell]:

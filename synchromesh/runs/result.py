@@ -133,9 +133,7 @@ def _watched(of: RunResult, events: Sequence[RunEvent]) -> RunResult:
 
 def _communication(recorded: StepsRecorded) -> CommunicationShares | None:
     exposed, hidden = recorded.share("exposed"), recorded.share("hidden")
-    if exposed is None or hidden is None:
-        return None
-    return CommunicationShares(exposed, hidden)
+    return None if exposed is None or hidden is None else CommunicationShares(exposed, hidden)
 
 
 def of_log(

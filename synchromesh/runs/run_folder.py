@@ -78,8 +78,7 @@ class RunFolder:
         """Makes the folder and proves that it can be written to, before any work is done.
 
         Returns the folders that were not there before, the innermost first."""
-        around = (self.checkpoints, *self.checkpoints.parents)
-        missing = [p for p in around if not p.exists()]
+        missing = [p for p in (self.checkpoints, *self.checkpoints.parents) if not p.exists()]
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.checkpoints) as file:

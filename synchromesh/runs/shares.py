@@ -111,8 +111,7 @@ class _Times:
 def _of_rank(recording: Recording, begun: Mapping[Span, float]) -> Shares:
     times = _Times.of(recording, begun)
     total = length(times.wall)
-    traffic = [s for s in recording.spans if s.kind == "communication"]
-    by_name = _by_name(times.exposed, traffic)
+    by_name = _by_name(times.exposed, [s for s in recording.spans if s.kind == "communication"])
     return Shares(
         computation=length(times.computing) / total,
         exposed=length(times.exposed) / total,

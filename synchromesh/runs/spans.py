@@ -111,8 +111,7 @@ def minus(a: Sequence[Interval], b: Sequence[Interval]) -> Intervals:
         return ()
     first, last = a[0][0], a[-1][1]
     edges = [first, *(t for pair in b for t in pair), last]
-    outside = zip(edges[::2], edges[1::2], strict=True)
-    return common(a, union(outside))
+    return common(a, union(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(intervals: Iterable[Interval]) -> float:

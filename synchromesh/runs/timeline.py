@@ -42,8 +42,7 @@ def chrome_trace(
 
 def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
     """Writes it gzip-compressed, which both viewers open as it is."""
-    text = json.dumps(document, separators=(",", ":"))
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
 
 
 def _inside_steps(recording: Recording) -> Iterator[Span]:

@@ -33,8 +33,7 @@ class StudyCell:
     @property
     def key(self) -> str:
         """A name for files, of what these can hold: `digits-cnn-data-4x256-seed0`."""
-        named = f"{self.workload}-{self.strategy}"
-        name = re.sub(r"[^A-Za-z0-9.=_]+", "-", named).strip("-.")
+        name = re.sub(r"[^A-Za-z0-9.=_]+", "-", f"{self.workload}-{self.strategy}").strip("-.")
         return f"{name}-{self.devices}x{self.batch}-seed{self.seed}"
 
     def __str__(self) -> str:

@@ -105,8 +105,7 @@ class Contest:
         self._done = sum(self.folder.ended(cell) is not None for cell in cells)
         for group in groups:
             self._group([cell for cell in group if self.folder.ended(cell) is None])
-        ended = map(self.folder.ended, cells)
-        return [result for result in ended if result is not None]
+        return [result for result in map(self.folder.ended, cells) if result is not None]
 
     def _group(self, cells: Sequence[StudyCell]) -> None:
         if not cells:

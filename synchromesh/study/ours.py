@@ -46,8 +46,7 @@ class _Reporter:
     def _started(self, trainer: Trainer) -> None:
         self.trainer, world, meter = trainer, trainer.world, self.meter
         if len(self.job.plans) > 1:
-            best = trainer.planning.quickest(trainer.traced, self.job.plans)
-            trainer.switch(best.plan)
+            trainer.switch(trainer.planning.quickest(trainer.traced, self.job.plans).plan)
         predicted = trainer.predict()
         meter.device = world.device
         meter.say(RankPrepared(device=world.device.type))

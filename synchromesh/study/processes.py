@@ -100,8 +100,7 @@ def most_processes(
     """How many ranks may be there at once, most of them waiting for their turn."""
     model = rank.copies * max(map(_parameter_bytes, workloads))
     if torch.cuda.is_available():
-        free = torch.cuda.mem_get_info()[0]
-        return devices * max(1, free // (rank.cuda + model))
+        return devices * max(1, torch.cuda.mem_get_info()[0] // (rank.cuda + model))
     return device_bytes(torch.device("cpu")) // (rank.process + model)
 
 

@@ -54,9 +54,7 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
                 f"stages, there are {batch} rows"
             )
         return _pipelines(devices, 1, batch)
-    if name == "hybrid":
-        return _mixtures(devices, batch)
-    return [name]
+    return _mixtures(devices, batch) if name == "hybrid" else [name]
 
 
 def _mixtures(devices: int, batch: int) -> list[str]:

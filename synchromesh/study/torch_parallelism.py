@@ -100,8 +100,7 @@ class Pipelined:
 
         self._loss, self._world = loss, world
         self.micro_batches = _micro_batches(row_count(example), world.size)
-        part = take(example, 0, row_count(example) // self.micro_batches)
-        call = Call.of(model, loss, part)
+        call = Call.of(model, loss, take(example, 0, row_count(example) // self.micro_batches))
         spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
         try:
             piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)

@@ -83,8 +83,7 @@ class Accumulation:
             if last:
                 execution.sync.begin()
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
-            carry = self._walk(micro, alone, last, steps)
-            execution.carry.advance(carry)
+            execution.carry.advance(self._walk(micro, alone, last, steps))
             self.begun = True
         value = self._loss()
         if last:

@@ -57,8 +57,7 @@ class Carry:
                 "rows (continuing=True of trainer.loader does), or call trainer.forget_carry() "
                 "where new streams begin"
             )
-        ranks = range(self._world.size)
-        parts = [active.global_rows(rows, rank) for rank in ranks]
+        parts = [active.global_rows(rows, rank) for rank in range(self._world.size)]
         own = parts[self._world.rank]
         if not self.rows:
             full = carry_leaves(to_device(started(self._start, rows.total), self._world.device))

@@ -287,8 +287,7 @@ class _Loop:
         self.emit(events.EpochTrained(epoch))
         if self.stopped:
             return self._save_stopped()
-        losses = self.losses[before:]
-        self._validate(epoch, losses, seconds, trained / seconds if seconds else 0.0)
+        self._validate(epoch, self.losses[before:], seconds, trained / seconds if seconds else 0.0)
         ended = loader.cursor.epoch >= epoch
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
