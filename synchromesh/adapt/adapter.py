@@ -268,8 +268,8 @@ class Adapter:
 
 
 class _IdleRanks:
-    """Probes of what keeps ranks idle. next_at: the step before which there is none. usual:
-    seconds of an all-reduce by its payload, since a probe led to measuring again."""
+    """Probes of what keeps ranks idle, not before the step next_at. usual: seconds of an
+    all-reduce by its payload, since a probe led to measuring again."""
 
     def __init__(self) -> None:
         self.next_at = 0

@@ -98,8 +98,7 @@ class Decision:
 
 @dataclass
 class History:
-    """What was decided so far; `awaited`: the place of the last switch among them, while it is
-    still to come what steps take since."""
+    """What was decided; `awaited`: the last switch's place, until what steps take is known."""
 
     decisions: list[Decision] = field(default_factory=list)
     awaited: int | None = None

@@ -65,8 +65,7 @@ Source = Literal["usual", "predicted"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a step should take, and whence that is known: seconds, between which steps may lie, and
-    of each rank's computing where that is known."""
+    """What a step should take, and whence: seconds, bounds, each rank's computing if known."""
 
     step: float
     source: Source
@@ -77,9 +76,8 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Drift:
-    """A change: seconds of a step expected and now; whether devices, links or both are to be
-    measured again; what was noticed, as a sentence; by what it was expected (None: steps do not
-    show the change)."""
+    """A change: seconds of a step expected and now; what is to be measured again; what was
+    noticed; by what it was expected (None: steps do not show the change)."""
 
     expected: float
     now: float
@@ -100,8 +98,7 @@ class Drift:
 
 
 class Monitor:
-    """`follow` when another plan is in force, `record` after every step, the same on all ranks;
-    a Drift where steps are no longer what was expected."""
+    """`follow` another plan, `record` every step; a Drift where steps are not as expected."""
 
     def __init__(self) -> None:
         self.follow()

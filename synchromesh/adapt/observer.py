@@ -15,8 +15,7 @@ NO_COST = (0, 0)
 
 
 class Observer:
-    """Notes of the last steps, on one rank. `cost`: microseconds computing and waiting of the
-    last step, for all ranks to know with the next one."""
+    """Notes of the last steps, on a rank. `cost`: microseconds computing and waiting of one."""
 
     # when plans are made for another size of batches; chosen
     MOST: ClassVar = 8  # of the last batches that must have the other size ...

@@ -24,8 +24,7 @@ from synchromesh.values.plan import Plan
 
 @dataclass(frozen=True)
 class Phase:
-    """What is tried, and what waits to be looked into, not before the step `until`; every
-    transition returns the phase that follows."""
+    """What is tried, and what waits until the step `until`; transitions return what follows."""
 
     trials: Trials = field(default_factory=lambda: Trials(()))
     waiting: Drift | None = None

@@ -42,10 +42,8 @@ TUNING = TrialTuning()
 
 
 class Trials:
-    """`next` names the plan for the steps to come.
-
-    over       nothing is tried (any more)
-    tables     the last steps under the plans that were tried"""
+    """`next` names the plan for the steps to come. over: nothing is tried (any more). tables: the
+    last steps under the plans that were tried."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         """candidates: the plan in force first; none: nothing is tried."""

@@ -128,8 +128,7 @@ def _stopped(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class _Machines:
-    """What contestants run on. processors: cores of rank r of N. cluster: its document; words:
-    what it is, of other than this machine."""
+    """What contestants run on. processors: cores of rank r of N; words: of other machines."""
 
     start: "Start"
     processors: Callable[[int, int], float]

@@ -1,6 +1,4 @@
-"""`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there.
-
-`--profile FILE` in place of TARGET: stages for layers that somebody else has measured."""
+"""`synchromesh plan TARGET --cluster C` (or `--profile FILE`): ranked plans without devices."""
 
 import argparse
 from collections.abc import Callable

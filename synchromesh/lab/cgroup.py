@@ -1,8 +1,7 @@
 """Control groups: each host's share of the cores, memory and freezer, in cgroup v1 or v2.
 
-One group for each host, named by its tag. `VersionOne` uses the cpu controller and, where it is
-mounted, memory and the freezer; `VersionTwo` the unified tree. Without a freezer the processes are
-stopped, without memory no limit can be set."""
+One group for each host, named by its tag. Without a freezer (v1) processes are stopped, without
+memory no limit can be set."""
 
 import os
 import signal

@@ -1,11 +1,7 @@
 """A live switch shown: two emulated hosts train, their links become slow, the plan changes.
 
 `python -m synchromesh.lab.demo` (root, Linux); elsewhere it says so and shows nothing. It fails
-where no switch follows that makes steps quicker.
-
-    1 Gbit/s                                    4 Mbit/s
-    training under the plan found for it   ->   noticed, measured, a better plan, training goes on
-"""
+where no switch follows that makes steps quicker."""
 
 import json
 import signal

@@ -1,8 +1,8 @@
 """A lab's keeper: the process that removes the lab, as it is and as the lab's owner has it.
 
-It has the reading end of a pipe. When the owner of the lab closes the pipe, or dies in whichever
-way, the keeper kills what runs in the hosts and removes them. One byte through the pipe makes it
-independent of its owner: it then keeps the lab until SIGTERM (`synchromesh lab down`)."""
+When the owner closes the pipe to it, or dies in whichever way, the keeper kills what runs in the
+hosts and removes them. One byte through the pipe makes it independent of its owner: it then keeps
+the lab until SIGTERM (`synchromesh lab down`)."""
 
 import os
 import signal

@@ -60,10 +60,8 @@ class HostState:
 
 class Lab:
     """`hosts` emulated hosts; `bandwidth`, `cpu` and `memory` are one value for all, or one by
-    host (memory: none, and they share the machine's).
-
-    `racks`, two lists of hosts, and `uplink`, the rate between them, go together. ValueError for
-    what cannot be, in one sentence."""
+    host (no memory: the machine's). `racks`, two lists of hosts, and `uplink`, the rate between
+    them, go together. ValueError for what cannot be, in one sentence."""
 
     def __init__(
         self, hosts: int | None = None, bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",

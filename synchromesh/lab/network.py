@@ -6,11 +6,8 @@
     host 3: eth0 10.77.0.4 ---tbf==tbf--- port3 |  bridge1        where there are two racks
 
 Every interface is born in a namespace that belongs to one lab: the machine's own network is not
-touched, two labs cannot meet, and removing the namespaces removes everything.
-
-pyroute2 speaks netlink. It would fork this process to enter a namespace; a process with the
-threads and memory of torch had better not be forked, so a thread enters it and opens the socket.
-"""
+touched, two labs cannot meet, and removing the namespaces removes everything. pyroute2 would fork
+to enter one, which torch's threads and memory forbid: a thread enters it and opens the socket."""
 
 import ctypes
 import errno

@@ -5,8 +5,7 @@ A tag is the name of one lab's namespaces and control groups, which says whose t
     smlab-1234-567890-switch      of the lab whose keeper is process 1234, started at tick 567890
     smlab-1234-567890-0           its host 0
 
-A process id alone may be in use again by another process; with the start time it names one for
-good. So what a dead keeper left can be distinguished from what is in use or not a lab's at all."""
+A process id alone may be in use again; with the start time it names a process for good."""
 
 import fcntl
 import json

@@ -118,9 +118,7 @@ class HostFailed(RuntimeError):
 
 class Running:
     """Processes by host and what they write: `listener` gets every line, else the results do.
-
-    `thaw` is called before processes are killed: one of a frozen host cannot die. `why` is asked
-    for words on a failure."""
+    `thaw` is called before processes are killed, `why` for words on a failure."""
 
     def __init__(
         self, processes: "Sequence[subprocess.Popen[bytes]]", timeout: float | None,
@@ -276,9 +274,8 @@ class Running:
 
 
 class Killings:
-    """Processes that the kernel ended, of one run and from now on, as they needed more memory than
-    their host has: hosts whose groups have the names `parts`. What runs may say before, in the
-    file `said`, why it will be killed."""
+    """Processes of a run that the kernel ended for their memory, of hosts whose groups are
+    `parts`. What runs may say before, in the file `said`, why it will be killed."""
 
     def __init__(self, groups: Groups, parts: Sequence[str], said: Path) -> None:
         self._groups, self._parts, self._said = groups, tuple(parts), said

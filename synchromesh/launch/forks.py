@@ -45,7 +45,6 @@ def forked(count: int) -> Iterator[list["Fork"]]:
 
 class Fork:
     """A process that waits for its command; to torch's agent it is what `subprocess.Popen` is.
-
     others: pipes of earlier forks, which are not this one's to hold open."""
 
     def __init__(self, others: Sequence[int]) -> None:

@@ -27,9 +27,8 @@ VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MAS
 class Machine:
     """Facts of one rank; bytes, cores (a quota of the control group may be a fraction).
 
-    place: equal for the ranks of one host and different for others: network namespaces and
-    containers of one machine count as hosts, since their traffic goes over a network. boot: equal
-    for all that run on one kernel."""
+    place: equal for the ranks of one host; network namespaces and containers of one machine count
+    as hosts, since their traffic goes over a network. boot: equal on one kernel."""
 
     rank: int
     host: str

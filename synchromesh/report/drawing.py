@@ -1,8 +1,7 @@
 """A drawing by matplotlib as inline SVG: a width in pixels, colours by the page's style sheet.
 
-matplotlib draws with one colour for each ink; in its SVG these become `var(--ink)`, so that one
-drawing serves light and dark. Texts stay text, in the page's font; places are measured with
-DejaVu Sans, which is wider than what browsers take."""
+matplotlib draws with one colour for each ink; in its SVG these become `var(--ink)`, for light and
+dark. Places are measured with DejaVu Sans, which is wider than what browsers take."""
 
 import io
 import re
@@ -47,9 +46,8 @@ _STYLE: Any = {
 
 
 class Drawing:
-    """A sheet of so many pixels, on which axes are placed from its upper left corner.
-
-    fills: a legend above the sheet's `height`; `top` is where what is below it begins."""
+    """A sheet of so many pixels, with axes by their upper left corners. fills: a legend above the
+    sheet's `height`; `top` is where what is below it begins."""
 
     def __init__(self, width: int, height: float, fills: Sequence[Fill] = ()) -> None:
         from matplotlib.figure import Figure

@@ -115,9 +115,7 @@ def _panel(axes: Any, bars: Sequence[Bar], marks: Mapping[str, StrategyMark], mo
 
 @dataclass(frozen=True)
 class ColumnPanel:
-    """Stacks of parts at places of an axis, from the bottom up, names below places, lines across.
-
-    end: of the axis, in places."""
+    """Stacks of parts at places of an axis, names below, lines across. end: of it, in places."""
 
     title: str
     stacks: Sequence[tuple[int, Mapping[Fill, float]]]

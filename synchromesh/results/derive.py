@@ -1,5 +1,4 @@
-"""Figures that follow from others of a study: speedup, efficiency, dollars; and several studies as
-one, with their speedups anew.
+"""Figures that follow from others of a study: speedup, efficiency, dollars; several as one.
 
 Of a run on N devices with global batch B, against runs of the same workload on one device, which
 are those of `single` where there are any (Grama et al., Introduction to Parallel Computing, 5.2):
@@ -9,8 +8,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
     efficiency       speedup / N
     dollars          price per hour x instances x seconds / 3600   [`HourlyPrice.dollars`]
 
-Of several runs on one device those of the same seed count, which took turns with the run; where
-there is none step_1 and samples/s_1 are medians over the seeds. What ran on emulated
+On one device those of the same seed count, else medians over the seeds. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself."""
 
 from collections.abc import Iterable, Iterator, Sequence

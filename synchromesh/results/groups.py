@@ -98,10 +98,8 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Groups that may be compared: of one workload on one cluster, with the same global batch
-    (strong scaling) or rows of a device (weak scaling).
-
-    rows: of the batch, or of a device's part of it."""
+    """Groups that may be compared: of one workload on one cluster, with the same `rows` of the
+    global batch (strong scaling) or of a device (weak)."""
 
     workload: str
     cluster: str

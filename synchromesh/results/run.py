@@ -32,8 +32,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class CommunicationShares:
-    """The part of a step in which communication is in flight while a device computes nothing
-    (exposed), and while it computes (hidden)."""
+    """Communication while a device computes nothing (exposed), and while it computes (hidden)."""
 
     exposed: float
     hidden: float
@@ -71,10 +70,8 @@ class MemoryByKind:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The end of an epoch.
-
-    seconds: of training since the start, without validation, checkpoints and other runs' turns.
-    loss: mean over the epoch's steps. values: of each metric, over the validation data."""
+    """The end of an epoch. seconds: of training since the start, without validation, checkpoints
+    and others' turns. loss: mean over its steps. values: of metrics, over validation data."""
 
     epoch: int
     step: int

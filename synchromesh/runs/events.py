@@ -1,7 +1,5 @@
-"""Events of a run: what it says of itself, a record for each kind; docs/runs.md has the fields.
-
-`synchromesh train` keeps them as the lines of its log, ranks of a study send them to it; of both
-`result.py` makes a `RunResult`."""
+"""Events of a run, a record for each kind; docs/runs.md has the fields. `train` keeps them in its
+log, ranks of a study send them to it; of both `result.py` makes a `RunResult`."""
 
 import re
 from collections.abc import Mapping
@@ -21,10 +19,8 @@ Seconds = Annotated[float, Within(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """Something that a run says, under `name`.
-
-    time   when, in seconds since the Unix epoch; None of what is not in a log
-    more   what is said besides the fields of its class"""
+    """Something that a run says, under `name`. time: seconds since the Unix epoch, in a log. more:
+    what is said besides the fields of its class."""
 
     name: ClassVar[str]
     omitted: ClassVar[tuple[str, ...]] = ()  # fields that the log leaves out where they are None
@@ -62,12 +58,8 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class RankMachine:
-    """The machine as a rank has it, in the log of its run.
-
-    boot           equal on one kernel
-    device         `cpu`, or the GPU's name
-    cores          that the rank may use; a quota may be a fraction
-    memory_bytes   of the device"""
+    """The machine as a rank has it. boot: equal on one kernel. device: `cpu`, or a GPU's name.
+    cores: that the rank may use, maybe a fraction. memory_bytes: of the device."""
 
     host: str = ""
     boot: str = ""
@@ -124,9 +116,8 @@ class RunResumed(RunEvent, name="resume"):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutInForce(RunEvent, name="layout"):
-    """The plan that holds after `step`; where it was switched to, why and what that took.
-
-    seconds: of training so far, in a study"""
+    """The plan that holds after `step`; where it was switched to, why and what that took. seconds:
+    of training so far, in a study."""
 
     omitted = ("reason", "pause_seconds", "bytes_moved", "seconds")
 
@@ -148,8 +139,7 @@ class LayoutInForce(RunEvent, name="layout"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPredicted(RunEvent, name="prediction"):
-    """What steps should take under the plan in force: seconds, bytes by rank; as
-    `Candidate.to_dict` has it."""
+    """What steps should take under the plan in force, as `Candidate.to_dict` has it."""
 
     step_seconds: Seconds | None = None
     memory_bytes: tuple[int | None, ...] = ()

@@ -1,5 +1,4 @@
-"""Peak memory of one device by kind: parameters, gradients, optimizer states, buffers, and
-activations, which are all else that is alive at the peak.
+"""Peak memory of one device by kind; activations are all else that is alive at the peak.
 
 A step runs once under a dispatch mode that sees every storage come and go (programs/memory.py);
 what a storage was is known after the step, so a journal of all changes is walked again up to the

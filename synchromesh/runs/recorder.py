@@ -28,9 +28,8 @@ from synchromesh.runs.spans import Interval, Recording, Span, by_start
 
 
 class Recorder:
-    """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike.
-
-    recording: of this rank, once it has ended; times are of this machine's system clock."""
+    """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike. recording:
+    of this rank, once it has ended; times are of this machine's system clock."""
 
     OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
 

@@ -1,5 +1,4 @@
-"""A run's results, from its events: those of the log of `train` (docs/runs.md), or of what the
-ranks of a study have said.
+"""A run's results, from its events: of the log of `train` (docs/runs.md), or of a study's ranks.
 
 What a log says was measured is of its last call (a run that was resumed had several), and of the
 plan that it ended with; metrics are of all calls. Steps are timed without the first `WARM_UP`,
@@ -49,12 +48,8 @@ READ: Mapping[str, type[RunEvent]] = {
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Steps that are samples of what a step takes.
-
-    seconds   of each that has all rows
-    rows      of all
-    loading   seconds of waiting for their batches
-    wall      seconds end to end"""
+    """Steps that are samples of what one takes. seconds: of each with all rows; rows: of all;
+    loading: seconds of waiting for batches; wall: seconds end to end."""
 
     seconds: Sequence[float]
     rows: int

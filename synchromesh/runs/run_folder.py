@@ -1,4 +1,4 @@
-"""A run's folder: what was asked (run.json), the plan, the log, the checkpoints.
+"""A run's folder: what was asked (run.json), the plan, the log, the checkpoints; docs/runs.md.
 
 runs/digits-cnn-20260102-030405/
     run.json       workload, seed, batch size, bf16: what a resumed run takes over
@@ -6,9 +6,7 @@ runs/digits-cnn-20260102-030405/
     log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end ...
     trace.json.gz  a Chrome trace of the recorded steps
     tensorboard/   the same as log.jsonl, as curves (`--tensorboard`)
-    checkpoints/   epoch-N, step-N, best
-
-docs/runs.md has every event and field."""
+    checkpoints/   epoch-N, step-N, best"""
 
 import errno
 import json

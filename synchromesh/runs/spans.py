@@ -37,8 +37,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one rank recorded: its spans in the order of their starts, and the bounds of the steps
-    that were recorded, all in seconds since the Unix epoch."""
+    """What one rank recorded: its spans by their starts, and the bounds of the recorded steps, in
+    seconds since the Unix epoch."""
 
     rank: int
     steps: tuple[Interval, ...]

@@ -10,10 +10,7 @@ Point = tuple[str, Any, int]  # of the curve of that name: value, step
 
 
 class TensorBoard:
-    """Writes into a folder; opened on rank 0 alone.
-
-    loss and step seconds by step, metrics and samples per second by epoch, shares of time and
-    memory where they were measured."""
+    """Writes the curves of a run into a folder; opened on rank 0 alone."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboardX import SummaryWriter

@@ -71,9 +71,8 @@ def memory_tracker(trainer: Trainer) -> MemoryTracker:
 
 @dataclass
 class StepLog:
-    """Collects the steps of this rank until `take` hands them over.
-
-    trained_seconds: of all steps so far with loading; special ones count as the others' median."""
+    """Collects the steps of this rank until `take` hands them over. trained_seconds: of all so
+    far, with loading; special ones count as the others' median."""
 
     world: World
     _steps: list[StepDone] = field(default_factory=list)

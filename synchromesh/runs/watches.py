@@ -41,10 +41,8 @@ class TurnWatch(Protocol):
 
 class RecordedSteps:
     """The spans of steps, and the bytes that this rank sends in them. In a turn, of all its steps
-    but the first, which brings the ranks together after the profiler has started, and those whose
-    batch has not all rows.
-
-    sent: bytes so far; None where it is not known."""
+    but the first, which brings the ranks together after the profiler has started, and those of
+    short batches. sent: bytes so far; None where it is not known."""
 
     def __init__(self, device: torch.device, sent: Callable[[], int | None]) -> None:
         self._device, self._sent = device, sent
@@ -105,8 +103,6 @@ class RememberedStep:
 
 class StepWatch:
     """Records steps `first` to `last` of a run; the step behind them shows its memory.
-
-        ... step 19 | 20: spans are recorded | 21: memory by kind is tracked | step 22 ...
 
     All ranks call `ahead` before and `done` after each step, which has collectives where it looks
     at one. Such steps are special: no sample of what a step takes."""

@@ -1,5 +1,4 @@
-"""A cell of a study: one strategy on so many devices, one batch size and one seed; the grid; and
-the job of those who run one.
+"""A cell of a study: one strategy on so many devices, one batch size and seed; the grid; the job.
 
 Cells that are measured in turns are a round-robin `group`: all of one batch size and seed, as far
 as the machine holds their processes at once."""

@@ -54,9 +54,8 @@ class Channel:
 class Listener:
     """The study's end: `links` by cell and rank, and what comes through them.
 
-    A cell may be suspended while its ranks wait for their turn. gloo's threads wake every 10 ms
-    even then: with eight ranks that waited, steps on one emulated host took 165 to 180 ms, and 149
-    with eight that were suspended."""
+    A cell may be suspended while its ranks wait. gloo's threads wake every 10 ms even then: with
+    eight ranks that waited, steps on one emulated host took 165 to 180 ms, suspended 149."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "study")

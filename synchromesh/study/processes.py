@@ -1,5 +1,4 @@
-"""The processes of a contestant: local ranks, or one rank on each of a lab's first hosts; and how
-many of them a machine holds."""
+"""The processes of a contestant, and how many of them a machine holds."""
 
 import json
 import os
@@ -82,12 +81,10 @@ def _killed(number: int) -> str:
 class RankBytes:
     """Bytes that a rank needs.
 
-    process, cuda   besides its model: of its own on a CPU beside what forks share, for a CUDA
-                    context and its libraries; measured with torch 2.13 (0.2 and 1.5 GB), rounded
-                    up
-    copies          times the bytes of parameters: themselves, gradients, two states of the
-                    optimizer, and as much again for activations and what communication holds;
-                    chosen"""
+    process, cuda   besides its model: of its own on a CPU, for a CUDA context and its libraries;
+                    measured with torch 2.13 (0.2 and 1.5 GB), rounded up
+    copies          times the bytes of parameters: themselves, gradients, two states, and as much
+                    again for activations and what communication holds; chosen"""
 
     process: int = 250_000_000
     cuda: int = 1_500_000_000

@@ -21,9 +21,7 @@ from synchromesh.study.target import Target
 
 @dataclass
 class RunRecord:
-    """What ranks said, by rank and in order.
-
-    processors   cores that each rank may use, for the utilisation of processors"""
+    """What ranks said, by rank and in order. processors: cores that each may use."""
 
     cell: StudyCell
     processors: Sequence[float]

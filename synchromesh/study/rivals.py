@@ -1,7 +1,6 @@
 """Contestants that are PyTorch's own: the plain training loop that their users write, metered.
 
-They see the batches that ours see: the same seed draws the same weights, and the same loader the
-same order of samples, of which each rank takes its rows."""
+The same seed draws the same weights as for ours, and the same loader the same order of samples."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -51,9 +50,7 @@ class Rival(Protocol):
 
 class CarriedCalls:
     """`function(model, batch, carry) -> (result, carry)` as a function of model and batch, which
-    hands the carry of this rank's rows on from one batch to the next, detached.
-
-    start: rows of a batch -> the carry at the beginning of a stream."""
+    hands the carry of this rank's rows on, detached. start: rows -> the carry at the beginning."""
 
     def __init__(
         self, function: Callable[..., tuple[Any, Any]], start: Callable[[int], Any],

@@ -25,14 +25,13 @@ class TurnTuning:
     """How long turns are; all chosen.
 
     warm_up         steps of a turn of warm-up
-    warm_up_turns   of a contestant that tries what is quicker (engine/interleaving.py,
-                    adapt/trials.py: in its first 44 steps) until it has decided, at most
+    warm_up_turns   at most, of a contestant that tries what is quicker until it has decided
+                    (engine/interleaving.py, adapt/trials.py: in its first 44 steps)
     rounds          of timed turns, at most
     shortest        steps that are timed in one of them, at least
     least           steps that are timed in all, at least
     recorded        steps
-    turn_seconds    of a turn by epochs: short against what changes with time, long against a pause
-    """
+    turn_seconds    of a turn by epochs: short against what changes, long against a pause"""
 
     warm_up: int = 3
     warm_up_turns: int = 20

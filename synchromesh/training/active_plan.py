@@ -1,5 +1,4 @@
-"""The active plan: the plan in force and all that follows from it; what a plan must meet to become
-it, and what a user may choose besides."""
+"""The active plan and all that follows from it; what a plan must meet; what else users choose."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""The training loop: epochs, validation, checkpoints and a clean stop, under a plan.
-
-    result = sm.fit(workload, plan="auto", epochs=3, checkpoints="run/checkpoints")
-
-Every rank of the run calls `fit` alike, under torchrun or in a single process."""
+"""The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
 import math
 import os
@@ -111,9 +107,7 @@ def _faults(
 
 class Stop:
     """Requests to stop: asked of any rank, one ends the run on all at the same step boundary.
-
-    Every rank calls `ask` before a step and `answer` after it; what ranks ask for travels with
-    what they agree on in each step. requested: is asked before each step, on each rank."""
+    Every rank calls `ask` before a step and `answer` after it. requested: is asked before each."""
 
     REPEATED_SECONDS: ClassVar = 1.0  # signals that come sooner after each other are one; chosen
 

@@ -2,9 +2,8 @@
 
 A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
 may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
-whose model is cut cannot compare: what was found before it was cut still holds. Where no rank ever
-could, as the model is on the meta device or its gradients take more memory than is left, the trace
-is taken as it is, and that is said."""
+whose model is cut cannot compare: what was found before holds. Where no rank ever could (meta
+device, too little memory for gradients), the trace is taken as it is, and that is said."""
 
 from collections.abc import Callable
 from dataclasses import astuple, replace

@@ -48,9 +48,7 @@ TUNING = RetraceTuning()
 
 
 class Traces:
-    """The traces of one model. `cuts`: where the chain of components was cut last.
-
-    free_bytes: says what this rank may still use."""
+    """The traces of one model. `cuts`: where the chain was cut last. free_bytes: still usable."""
 
     def __init__(
         self, model: Model, loss: Loss, example: Any, world: World, options: Options,

@@ -120,10 +120,9 @@ def _larger(a: float, b: float) -> float:
 
 
 class Deviations:
-    """The deviation of each kind of values, where every rank compares what it has.
-
-    Rank 0 has the reference, which goes to the ranks box by box: an error in one of several equal
-    shards is seen on the rank that has it. All ranks call alike."""
+    """The deviation of each kind of values, where every rank compares what it has. Rank 0 has the
+    reference, which goes to the ranks box by box: an error in one of several equal shards is seen
+    on the rank that has it. All ranks call alike."""
 
     def __init__(self, trainer: Trainer, tolerance: float) -> None:
         self._trainer = trainer

@@ -1,5 +1,4 @@
-"""The reference of a verification: the same model in a plain loop on one process, and how far
-rounding alone moves what it computes."""
+"""The reference of a verification: a plain loop on one process, and how far rounding moves it."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +24,8 @@ Floors = dict[str, float]
 
 @dataclass(frozen=True)
 class Computed:
-    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name.
-
-    floors: of each tensor, how far rounding alone moves its entries, at most."""
+    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name. floors:
+    how far rounding alone moves a tensor's entries, at most."""
 
     values: dict[str, Tensors]
     floors: dict[str, Floors]
@@ -65,10 +63,9 @@ class NoiseFloor:
 class SingleProcess:
     """The model on one process; `moved` is a copy of it that runs under random rounding.
 
-    AdamW divides gradients by their own size, and so makes of a gradient that is rounding and no
-    more a step as large as any. Hence the optimizer here is given the plan's gradients: where
-    these are right, parameters have to agree to the last places, and in the next step both
-    compute gradients at the same point."""
+    AdamW makes of a gradient that is rounding and no more a step as large as any. Hence the
+    optimizer here is given the plan's gradients: where these are right, parameters agree to the
+    last places, and the next step's gradients are computed at the same point."""
 
     def __init__(
         self, model: nn.Module, workload: Workload, device: torch.device,
@@ -203,9 +200,7 @@ class RandomRounding(TorchDispatchMode):
 
     Another order of the same operations rounds otherwise. Monte Carlo arithmetic (Parker, Pierce
     and Eggert, "Monte Carlo Arithmetic", 2000) shows what that does without knowing the orders:
-    each floating-point result is moved at random in its last place, in the type that it is
-    computed in, so that a norm or a softmax in single precision inside a float64 model shows as
-    what it is.
+    each floating-point result is moved in its last place, in the type that it is computed in.
 
     What no parameter reaches (masks, positions, buckets of distances) is every order's own and
     stays as it is. Reproducible: the numbers depend on `seed` and the operators alone."""
