@@ -119,7 +119,6 @@ class Adapter:
         return self._tried(end) if self.trying and self.monitor.steady else None
 
     def _to_be_considered(self, end: StepEnd) -> Drift | None:
-        """What was noticed in this step, or waits since an earlier one and is due now."""
         drift, self._noticed = self._noticed, None
         if self.phase.waiting is None:
             return self._idle_ranks(end) if drift is None else drift
@@ -130,7 +129,6 @@ class Adapter:
         return self.phase.due(end.step)
 
     def _tried(self, end: StepEnd) -> Decision | None:
-        """The next trial, or the end of all."""
         plan, trials, latest = end.plan, self.phase.trials, self.monitor.latest
         following = trials.next(
             plan, self.monitor.counted, end.to_come,
@@ -219,7 +217,6 @@ class Adapter:
         return self._stays(end, drift, f"measuring would take more than {share}", 0.0)
 
     def _idle_ranks(self, end: StepEnd) -> Drift | None:
-        """What has become better for idle ranks, of which steps say nothing."""
         run, idle = end.run, self._idle
         if end.step < idle.next_at or not run.idle or self.monitor.usual is None:
             return None
@@ -235,36 +232,27 @@ class Adapter:
         noticed, devices = better
         return Drift(usual, usual, devices, not devices, noticed)
 
-    def _switched(
-        self, end: StepEnd, target: Plan, drift: Drift, why: str, spent: float
-    ) -> Decision:
-        """Shifts to `target`, and says what is expected of it."""
+    def _switched(self, end: StepEnd, to: Plan, drift: Drift, why: str, spent: float) -> Decision:
         plan, now, phase = end.plan, drift.now, self.phase
-        expected = self.known.expected(target, plan, now)
-        moved = end.run.switch(target)  # which restarts the adapter
+        expected = self.known.expected(to, plan, now)
+        moved = end.run.switch(to)  # which restarts the adapter
         self.phase = phase
-        self.monitor.follow(expected, self.known.seen.get(target, ()))
-        return self.history.add(
-            Decision(
-                end.step, str(drift), True, why, str(plan), str(target), now,
-                self.known.predicted.get(plan, now), expected[0], spent,
-                moved.bytes, moved.most, moved.seconds,
-            )
-        )  # fmt: skip
+        self.monitor.follow(expected, self.known.seen.get(to, ()))
+        return self.history.add(Decision(
+            end.step, str(drift), True, why, str(plan), str(to), now,
+            self.known.predicted.get(plan, now), expected[0], spent, moved.bytes, moved.most,
+            moved.seconds,
+        ))  # fmt: skip
 
     def _stays(
         self, end: StepEnd, drift: Drift, reason: str, spent: float, better: float = 0.0
     ) -> Decision:
         """Keeps the plan; what steps take is usual now. better: predicted seconds, or 0."""
         self.monitor.accept()
-        plan = str(end.plan)
-        now = self.known.predicted.get(end.plan, drift.now)
-        return self.history.add(
-            Decision(
-                end.step, str(drift), False, reason, plan, plan, drift.now, now, better or now,
-                spent,
-            )
-        )  # fmt: skip
+        plan, now = str(end.plan), self.known.predicted.get(end.plan, drift.now)
+        return self.history.add(Decision(
+            end.step, str(drift), False, reason, plan, plan, drift.now, now, better or now, spent,
+        ))  # fmt: skip
 
 
 class _IdleRanks:
@@ -282,5 +270,4 @@ class _IdleRanks:
         return lambda: (str(probe), probe.devices > probe.links) if probe else None
 
     def measured(self, drift: Drift) -> None:
-        """What has drifted was measured again."""
         self.usual = self._probed if drift.source is None and drift.links else {}

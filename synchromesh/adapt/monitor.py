@@ -155,7 +155,6 @@ class Monitor:
 
     @property
     def latest(self) -> float:
-        """What the last step took that was counted; 0 before there is one."""
         return step_seconds(self.counted[-1]) if self.counted else 0.0
 
     @property
@@ -191,7 +190,6 @@ class Monitor:
 
 
 def _usual(earlier: Sequence[Table], recent: Sequence[Table]) -> Expectation:
-    """What is usual by earlier steps; of few, recent ones say as well how they vary."""
     steps, n = sorted(_steps(earlier)), len(earlier)
     middle, few = median(steps), n < LIMITS.base
     sides = [(part, median(part)) for part in (steps, _steps(recent)) if part]

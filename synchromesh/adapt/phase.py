@@ -42,7 +42,6 @@ class Phase:
 
     @property
     def reported(self) -> bool:
-        """Whether it was said before that measuring takes too much."""
         return self.waiting is not None and self.until > 0
 
     def doubts(self, drift: Drift) -> bool:
@@ -50,7 +49,6 @@ class Phase:
         return self.waiting is None and self.trying and drift.source == "predicted"
 
     def due(self, step: int) -> Drift | None:
-        """What is to be looked into at this step."""
         return self.waiting if step >= self.until else None
 
     def joined(self, drift: Drift, plan: Plan) -> "Phase":

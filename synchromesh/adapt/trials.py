@@ -54,7 +54,6 @@ class Trials:
         self.over = not self._queue
 
     def measured(self, plan: Plan) -> float:
-        """Seconds of a step under a plan that was tried."""
         return median(map(step_seconds, self.tables[plan]))
 
     def next(
@@ -89,7 +88,6 @@ class Trials:
         return [] if self.over else first(self._candidates, plan)
 
     def _best(self) -> Plan:
-        """The quickest of those that gain, else the chosen one."""
         chosen, *others = self.tables
         times = {plan: sorted(map(step_seconds, tables)) for plan, tables in self.tables.items()}
         limit, low = (1 - TUNING.gain) * self.measured(chosen), _surely(times[chosen], -1)
@@ -115,7 +113,6 @@ def _surely(times: Sequence[float], side: int) -> float:
 
 
 def _near(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that are worth a trial, the quickest first."""
     if not candidates or candidates[0].time is None:
         return []
     chosen, *others = candidates

@@ -64,7 +64,6 @@ class AskedStudy:
             )
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
-        """By name: TARGET, the folder of its data, and the workload."""
         from synchromesh.workloads.target import load
 
         loaded: dict[str, tuple[str, str | None, Workload]] = {}
@@ -150,7 +149,6 @@ class AskedStudy:
 
 
 def _require_rows(cells: "Sequence[StudyCell]") -> None:
-    """ValueError where a number of devices is more than the rows of each of its batches."""
     most: dict[int, int] = {}
     needing = [cell for cell in cells if cell.strategy in strategy.ROW_EACH]
     for cell in needing:
@@ -203,7 +201,6 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
 def _metric(
     workload: "Workload", model: "nn.Module", batch: Any, count: int, times: int
 ) -> dict[str, float]:
-    """Of so many rows, so many times each."""
     import torch
 
     from synchromesh.trace.capture.batch import pick

@@ -48,7 +48,6 @@ def show_planned(target: str, made: Planned) -> None:
 
 
 def _runners_up(made: Planned) -> Table:
-    """Layouts and runners-up, and of which plan where that is not the chosen one."""
     of = f" {made.choice.of}," if made.choice.of else ""
     title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
     rows = (
@@ -111,7 +110,6 @@ def notes(choice: Choice) -> list[str]:
 
 
 def _shown(choice: Choice) -> list[tuple[int, Candidate]]:
-    """Some candidates, with their places among all."""
     left = {True: SHOWN.candidates, False: SHOWN.rejected}
     shown = []
     for number, candidate in enumerate(choice.candidates, 1):
@@ -180,7 +178,6 @@ def _components(trainer: Trainer) -> Iterator[_Row]:
 
 
 def _of_group(group: Sequence[_Row]) -> tuple[str, ...]:
-    """Cells of components of one layout: their names, it, and bytes of all of them."""
     first, last = group[0].name, group[-1].name
     name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
     total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)

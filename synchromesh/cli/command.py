@@ -66,7 +66,6 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2."""
         self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]

@@ -171,7 +171,6 @@ def samples_of(workload: "Workload") -> int | None:
 
 
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
-    """Runs it, and writes its results."""
     from synchromesh.report.page import page
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
@@ -196,7 +195,6 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
 
 
 def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list[RunResult]":
-    """What was measured of all runs."""
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.runs.flops import gpu, with_flops
     from synchromesh.study.contest import Common, Contest, Trained
@@ -219,7 +217,6 @@ def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list
 
 
 def _most_processes(asked: AskedStudy) -> int:
-    """That this machine holds at once; a warning where they are too few."""
     from synchromesh.study.processes import most_processes
 
     devices = max(asked.devices)
@@ -234,7 +231,6 @@ def _most_processes(asked: AskedStudy) -> int:
 
 
 def _predicted(asked: AskedStudy) -> "Iterator[RunResult]":
-    """Rows of devices that are not there."""
     from synchromesh.study.prediction import predicted
 
     kinds = asked.args.predict

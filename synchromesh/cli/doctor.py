@@ -40,7 +40,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _survey(args: argparse.Namespace) -> "Survey":
-    """What all ranks measure together."""
     from synchromesh.doctor.survey import survey
     from synchromesh.launch.machine import machine_of
 
@@ -55,7 +54,6 @@ def _survey(args: argparse.Namespace) -> "Survey":
 
 
 def _report(args: argparse.Namespace, measured: "Survey") -> None:
-    """Writes the cluster and shows what was measured; Refuted where there is a problem."""
     from synchromesh.doctor.checks import checks
 
     findings = checks(measured, _port(args.port))
@@ -68,7 +66,7 @@ def _report(args: argparse.Namespace, measured: "Survey") -> None:
     }  # fmt: skip
     answer(args, document, lambda: _show(measured, findings, f"{cluster} -> {path}"))
     if problems:
-        count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
         raise Refuted(f"{count}: {'; '.join(problems)}")
 
 
@@ -81,10 +79,8 @@ COMMAND = command(
     option("--quick", action="store_true", help="fewer sizes, about 3 s"),
     option("--output", default="cluster.yaml", metavar="FILE", help="default cluster.yaml"),
     options.FORCE,
-    option(
-        "--port", type=options.port, metavar="N",
-        help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500",
-    ),
+    option("--port", type=options.port, metavar="N",
+           help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500"),
     options.JSON,
 )  # fmt: skip
 
@@ -191,11 +187,8 @@ def _collectives(survey: "Survey") -> "Table":
     title = f"Collectives on {len(survey.machines)} ranks: milliseconds; rate of what a rank sends"
     timed = [(t, dict(t.points)) for t in survey.timings]
     rows = (
-        (
-            t.kind + (f" ({t.way})" if t.way else ""),
-            *(f"{times[n] * 1e3:.2f}" if n in times else "" for n in sizes),
-            *_latency_and_rate(t.line),
-        )
-        for t, times in timed
-    )
+        (t.kind + (f" ({t.way})" if t.way else ""),
+         *(f"{of[n] * 1e3:.2f}" if n in of else "" for n in sizes), *_latency_and_rate(t.line))
+        for t, of in timed
+    )  # fmt: skip
     return _table(title, ("", *named, "latency us", "MB/s"), rows)

@@ -45,7 +45,6 @@ def up(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> "Description":
-    """The hosts that are asked for."""
     from synchromesh.lab import Description
 
     asked = ("hosts", "bandwidth", "cpu", "memory")
@@ -148,7 +147,6 @@ def _table(lab: dict[str, Any]) -> "Table":
 
 
 def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
-    """What a table says of a host, by columns."""
     from synchromesh.lab.description import show_bandwidth, show_share
     from synchromesh.values import size
 
@@ -231,10 +229,8 @@ def _passing_on(running: "Running", received: list[int]) -> Iterator[None]:
 
 
 UNNAMED = "lab"  # the name of the lab where none is given
-NAME = option(
-    "--name", default=UNNAMED, metavar="NAME",
-    help="of the lab, where several are up; default lab",
-)  # fmt: skip
+NAME = option("--name", default=UNNAMED, metavar="NAME",
+              help="of the lab, where several are up; default lab")  # fmt: skip
 ON_A_HOST = option("--host", type=options.natural, metavar="N", required=True)
 EPILOG = (
     "Rates are such as 100kbit, 200mbit, 1.5gbit (each way); shares are per cent of one core, "
@@ -247,11 +243,8 @@ def _command(
     name: str, main: Callable[[argparse.Namespace], int], what: str, /, *arguments: Argument,
     **defaults: object,
 ) -> Argument:  # fmt: skip
-    """One whose line in the list of commands says all."""
-    said = f"{what[0].upper()}{what[1:]}."
-    return command(
-        name, main, what, said, NAME, options.JSON, *arguments, epilog=EPILOG, **defaults
-    )
+    said, arguments = f"{what[0].upper()}{what[1:]}.", (NAME, options.JSON, *arguments)
+    return command(name, main, what, said, *arguments, epilog=EPILOG, **defaults)
 
 
 UP = _command(

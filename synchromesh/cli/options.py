@@ -71,19 +71,14 @@ TARGETS = together(
     option("--data", metavar="DIR", action="append", default=[],
            help="folder of a bundled workload's data; once, or once for each TARGET"),
 )  # fmt: skip
-HEADROOM = option(
-    "--headroom", type=headroom, metavar="SIZE",
+HEADROOM = option("--headroom", type=headroom, metavar="SIZE",
     help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
-    "where predictions of memory are less exact",
-)  # fmt: skip
-BF16 = option(
-    "--bf16", action=argparse.BooleanOptionalAction, default=False,
-    help="compute in bfloat16 by autocast; parameters keep their type",
-)  # fmt: skip
+    "where predictions of memory are less exact")  # fmt: skip
+BF16 = option("--bf16", action=argparse.BooleanOptionalAction, default=False,
+              help="compute in bfloat16 by autocast; parameters keep their type")  # fmt: skip
 FORCE = option("--force", action="store_true", help="overwrite that file")
-JSON = option(
-    "--json", action="store_true", help="one document on stdout, everything else on stderr"
-)
+JSON = option("--json", action="store_true",
+              help="one document on stdout, everything else on stderr")  # fmt: skip
 
 
 def target(required: bool = True) -> Argument:

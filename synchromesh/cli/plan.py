@@ -133,7 +133,6 @@ def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
 
 
 def _here() -> str:
-    """The cluster that doctor measured in this folder."""
     if not Path(FILE).is_file():
         raise ValueError(
             f"plan needs a cluster: --cluster NAME of the catalogue (--clusters lists them), or "

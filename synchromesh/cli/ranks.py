@@ -97,5 +97,4 @@ def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> i
 
 
 def again(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
-    """Runs this very command line on local ranks."""
     return start(["-m", "synchromesh", *words], ranks, forks)

@@ -124,7 +124,6 @@ def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]"
 
 
 def _last_step(events: list[dict[str, Any]]) -> "Iterator[TimelineSpan]":
-    """What every rank did in the last step that it recorded; events are in microseconds."""
     from synchromesh.results.run import TimelineSpan
 
     steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "step"}

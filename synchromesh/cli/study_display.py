@@ -97,7 +97,6 @@ def _cells(group: RunGroup, metric: str) -> list[str]:
 
 
 def _plans(group: RunGroup) -> str:
-    """Those of its runs, and why others failed."""
     plans = dict.fromkeys(run.plan for run in group.done if run.plan)
     failed = dict.fromkeys(run.reason for run in group.runs if run.status == "failed")
     return "; ".join([*plans, *(f"failed: {reason}" for reason in failed)])

@@ -123,7 +123,6 @@ class Asked:
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
-    """The plan of the resumed run, if as many ranks go on; else the planner's choice."""
     if not before:
         return "auto"
     count = ranks.size() if ranks.inside() else options.processes(args.nproc)

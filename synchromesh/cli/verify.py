@@ -49,7 +49,6 @@ COMMAND = command(
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:
-    """Where the plan deviates from one process, by how much, and what is allowed."""
     faults = [_fault(fault, document) for fault in document["faults"]]
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         counted, explained = document[key], document[f"explained_{key}"]
@@ -66,7 +65,6 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
 
 
 def _fault(fault: dict[str, Any], document: dict[str, Any]) -> str:
-    """The worst error of one kind of values."""
     what = f"the {fault['kind']}" + (f" {fault['name']}" if fault["name"] else "")
     value = fault["deviation"]
     shown = "more than any number" if value == sys.float_info.max else f"{value:.2e} of its value"

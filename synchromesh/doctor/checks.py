@@ -280,7 +280,6 @@ def _cores(group: list[Machine]) -> float:
 
 
 def _by(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks by value, the most frequent value first."""
     count = Counter(values.values())
     return {v: [r for r, x in values.items() if x == v] for v, _ in count.most_common()}
 

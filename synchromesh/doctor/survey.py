@@ -147,7 +147,6 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
 
 
 def _clocks(world: World, readings_taken: int = 5) -> tuple[float, ...]:
-    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few readings."""
     readings = []
     for _ in range(readings_taken):
         world.everyone.barrier()

@@ -206,7 +206,6 @@ class VersionTwo(Groups):
         (self._root / name / "cpu.weight").write_text(str(TUNING.cpu_weight * 100))
 
     def _pass_on(self, controller: str) -> None:
-        """Let the groups have a controller."""
         subtree = self._root / "cgroup.subtree_control"
         if controller not in subtree.read_text().split():
             try:

@@ -120,13 +120,11 @@ def _judged(run: Path, changed: int) -> tuple[bool, str]:
 
 
 def _switched(run: Path, kind: str, changed: int) -> dict[str, Any] | None:
-    """The first switch that a change after step `changed` led to, as events of a kind have it."""
     switches = (d for d in _log(run, kind) if d["switched"] and d["step"] > changed)
     return next((d for d in switches if d["measuring_seconds"]), None)
 
 
 def _log(run: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The lines of one kind in the run's log; none where it is not there yet."""
     with suppress(FileNotFoundError):
         for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n") and (event := json.loads(line))["event"] == kind:

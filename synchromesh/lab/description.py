@@ -33,8 +33,6 @@ UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 @dataclass(frozen=True)
 class LabLimits:
-    """What one machine can emulate."""
-
     most_hosts: int = 200  # addresses 10.77.0.1 and up, and what one machine can bear
     # Bits a second. Less, and one burst of the shaper (64 KB) lasts longer than 5 s; more, and the
     # kernel's timers and the two ends on one machine are the limit.
@@ -238,7 +236,6 @@ class Description(document.Document):
         return shown
 
     def rack(self, host: int) -> int:
-        """The rack that `host` stands in; 0 where there are none."""
         return next((i for i, rack in enumerate(self.racks) if host in rack), 0)
 
     def pins(self, available: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -309,7 +306,6 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
 
 
 def _hosts(value: Any, path: str) -> list[Emulated]:
-    """One entry of the list of hosts, which stands for `count` equal ones."""
     needed = ("bandwidth", "cpu")
     item = document.mapping(value, path, (*needed, "memory", "count"), needed)
     cores = os.cpu_count() or 1

@@ -85,7 +85,6 @@ def main() -> None:
 
 
 def _close_streams() -> None:
-    """Close the streams of the command that brought the lab up, which may wait for their end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)

@@ -47,8 +47,6 @@ Memory = str | int  # `1GiB`, or bytes
 
 @dataclass(frozen=True)
 class HostState:
-    """What one host is at this moment, as the kernel has it."""
-
     host: int
     address: str
     bandwidth: int  # bits a second each way
@@ -297,7 +295,6 @@ class Lab:
     # ---- what it is
 
     def states(self) -> list[HostState]:
-        """What each host is at this moment, read from the kernel."""
         return [self._state(host, now) for host, now in enumerate(self.current().hosts)]
 
     def current(self) -> Description:
@@ -316,7 +313,6 @@ class Lab:
 
     @property
     def cluster_file(self) -> Path:
-        """Where `cluster()` is on disk, as what runs in the lab sees it."""
         return self._records.cluster(self.name)
 
     @property

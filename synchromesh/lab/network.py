@@ -53,8 +53,6 @@ TUNING = ShapingTuning()
 
 
 class Network:
-    """The namespaces and links of the lab with this tag."""
-
     def __init__(self, tag: Tag, description: Description) -> None:
         self._tag, self._description = tag, description
 
@@ -91,7 +89,6 @@ class Network:
             ) from None
 
     def _plug_in(self, switch: "IPRoute", host: int) -> None:
-        """A link from the switch's port to the host's eth0, with its address."""
         space, port = self._tag.part(host), f"port{host}"
         _make_namespace(space)
         switch.link("add", ifname=port, kind="veth", peer={"ifname": "eth0", "net_ns_fd": space})
@@ -114,7 +111,6 @@ class Network:
             return _shaped(switch, f"port{host}")
 
     def set_uplink(self, bits: int) -> None:
-        """Shape both ends of the link between the racks to `bits` a second."""
         with self._switch() as switch:
             for end in ("uplink0", "uplink1"):
                 _shape(switch, end, bits)

@@ -42,7 +42,6 @@ class Tag:
         return f"smlab-{self.pid}-{self.start}"
 
     def part(self, what: int | str) -> str:
-        """The name of the namespace and control group of a host or of the switch."""
         return f"{self}-{what}"
 
     @classmethod
@@ -165,7 +164,6 @@ class Records:
         return self.folder / f"{name}.forewarning"
 
     def variables(self, name: str) -> dict[str, str]:
-        """What the environment of what runs in the lab says of these files."""
         return {CLUSTER: str(self.cluster(name)), FOREWARNING: str(self.forewarning(name))}
 
     def write_cluster(self, name: str, text: str) -> None:

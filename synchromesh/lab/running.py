@@ -38,8 +38,6 @@ class RunLimits:
 
 
 class Stream(IntEnum):
-    """What a host wrote to."""
-
     OUTPUT = 1
     ERROR = 2
 
@@ -195,7 +193,6 @@ class Running:
             self._done.set()
 
     def _hear(self) -> None:
-        """Passes on what the hosts write, until all have ended."""
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
                 pipes = (Stream.OUTPUT, process.stdout), (Stream.ERROR, process.stderr)
@@ -222,7 +219,6 @@ class Running:
         return True
 
     def _check_failures(self) -> None:
-        """Find the first failure, and end the others once their time is over."""
         now = time.monotonic()
         if self._first is None and self._asked is None:  # a second signal would cut grace short
             self._first = self._failed(now)
@@ -234,7 +230,6 @@ class Running:
             self._kill()
 
     def _failed(self, now: float) -> int | None:
-        """The first host that has failed, else the first that still runs when time is over."""
         codes = [process.returncode for process in self._processes]
         failed = next((rank for rank, code in enumerate(codes) if code), None)
         self._late = failed is None and self._late_at is not None and now > self._late_at

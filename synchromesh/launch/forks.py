@@ -98,7 +98,6 @@ class Fork:
 
 
 def _wait_and_run(reading: int) -> None:
-    """Ends this process, as the rank that it is told to be or because the launcher is gone."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a command to interrupt
     with open(reading) as pipe:
         text = pipe.read()

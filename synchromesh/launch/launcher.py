@@ -183,7 +183,6 @@ class _Agent(LocalElasticAgent):
         return {rank: code for rank, code in polled.items() if code is not None}
 
     def kill(self) -> None:
-        """Ends what still runs, at once."""
         for handler in self._handlers().values():
             if handler.proc.poll() is None:
                 with suppress(ProcessLookupError):
@@ -233,8 +232,6 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
     waiting = iter(forks)
 
     class Handler(SubprocessHandler):
-        """Torch's, of a process that is there already."""
-
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             fork = next(waiting)
             fork.begin(args[len(RANK) :], env)
@@ -245,7 +242,6 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
 
 @contextmanager
 def _environment(ranks: int, folder: Path) -> Iterator[None]:
-    """What the ranks find in their environment (the agent hands on its own)."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),

@@ -149,7 +149,6 @@ def _processors() -> tuple[int, ...]:
 
 
 def _available(otherwise: int) -> int:
-    """Bytes that programs can still have, by /proc/meminfo."""
     lines = told("/proc/meminfo").splitlines()
     fields_ = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(fields_[0][1]) * 1024 if fields_ else otherwise

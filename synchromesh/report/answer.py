@@ -19,8 +19,6 @@ from synchromesh.results.groups import RunComparison, RunGroup
 
 @dataclass(frozen=True)
 class AnswerTuning:
-    """What is said of all that could be."""
-
     named: int = 4  # strategies in a sentence at most; chosen
     # Timed steps below which the answer says how few they were. Of two runs whose steps are drawn
     # from the same normal distribution the quartiles lie apart in 23 % of cases with 4 steps each,
@@ -64,7 +62,6 @@ def _best(comparison: RunComparison, timed: Sequence[RunGroup]) -> RunGroup:
 
 
 def _equal(comparison: RunComparison, a: RunGroup, b: RunGroup) -> bool:
-    """Whether they differ by no more than noise, or than predictions can tell."""
     if comparison.predicted:
         return abs(_row_seconds(a) / _row_seconds(b) - 1) < TUNING.precision
     return a.within_noise_of(b)
@@ -94,7 +91,6 @@ def _quickest(comparison: RunComparison, best: RunGroup, timed: int) -> str:
 
 
 def _figures(comparison: RunComparison, best: RunGroup) -> str:
-    """Its times, those of others as parts of them, and its cost."""
     times = [f"{seconds(_seconds(best))} a step"]
     if best.epoch_seconds is not None:
         times.append(f"{seconds(best.epoch_seconds.median)} an epoch")

@@ -27,7 +27,7 @@ class DrawingSizes:
 
 
 SIZES = DrawingSizes()
-Box = tuple[float, float, float, float]
+Point, Box = tuple[float, float], tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "synchromesh", "text.parse_math": False,
@@ -167,9 +167,7 @@ def labels(names: Sequence[str], width: float) -> dict[str, str]:
     return shown
 
 
-def flow(
-    names: Sequence[str], swatch: float, width: float
-) -> tuple[list[tuple[float, float]], float]:
+def flow(names: Sequence[str], swatch: float, width: float) -> tuple[list[Point], float]:
     """Upper left corners of a legend's entries (swatch and name) in rows, and the pixels taken."""
     places, x, y = [], 0.0, 0.0
     for name in names:
@@ -231,8 +229,6 @@ def _invisible(element: ElementTree.Element) -> bool:
 
 
 def _rounded(value: str) -> str:
-    """With a decimal at most: tenths of pixels."""
-
     def shorter(match: re.Match[str]) -> str:
         number = f"{float(match[0]):.1f}".removesuffix(".0")
         return "0" if number == "-0" else number
@@ -268,7 +264,6 @@ _DROPPED = ("font-family", "stroke-linejoin", "stroke-linecap")
 
 
 def _inked(style: str) -> str:
-    """A style attribute with inks for colours, without fonts."""
     kept = []
     for item in style.split(";"):
         key, _, value = (part.strip() for part in item.partition(":"))

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synchromesh.report.drawing import SIZES, Drawing, flow, labels, marker, width_of
+from synchromesh.report.drawing import SIZES, Drawing, Point, flow, labels, marker, width_of
 from synchromesh.report.palette import INKS, StrategyMark
-
-Point = tuple[float, float]
 
 
 def style(mark: StrategyMark) -> dict[str, Any]:

@@ -20,7 +20,6 @@ def notices(results: StudyResults) -> tuple[str, ...]:
 
 
 def _not_run(results: StudyResults) -> list[str]:
-    """What of it is emulated or predicted."""
     said = []
     if results.emulated or any(run.emulated for run in results.runs):
         said.append(EMULATED)
@@ -74,7 +73,6 @@ def _machine(machine: StudyMachine) -> str:
 
 
 def _cluster(results: StudyResults) -> str:
-    """What was measured on what, and for what is predicted."""
     measured, predicted = (
         dict.fromkeys(short(run.cluster, 200) for run in results.runs if run.predicted is which)
         for which in (False, True)
@@ -85,7 +83,6 @@ def _cluster(results: StudyResults) -> str:
 
 
 def _place(results: StudyResults) -> str:
-    """Where runs without the name of a cluster ran."""
     if results.cluster is None:
         return "local processes on this machine"
     hosts = results.cluster.get("hosts")

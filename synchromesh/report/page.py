@@ -97,7 +97,6 @@ def _chapter(
 
 
 def _placed(of_workload: Sequence[RunComparison]) -> Iterator[tuple[RunComparison, str]]:
-    """Comparisons of a workload, with what tells them apart, in words; one alone with nothing."""
     places = [_place(comparison) if len(of_workload) > 1 else "" for comparison in of_workload]
     for comparison, place in zip(of_workload, places, strict=True):
         alone = places.count(place) == 1

@@ -60,7 +60,6 @@ class Bar:
 
     @property
     def end(self) -> float:
-        """Where it ends, with its whiskers."""
         return max(sum(value for _, value in self.parts), *(self.whiskers or (0.0,)))
 
 

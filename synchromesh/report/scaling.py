@@ -4,9 +4,9 @@ T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts
 
 from collections.abc import Iterator
 
-from synchromesh.report.drawing import SIZES, Drawing
+from synchromesh.report.drawing import SIZES, Drawing, Point
 from synchromesh.report.figure import PageFigure, Subject
-from synchromesh.report.lines import Point, end_labels, label_room, style
+from synchromesh.report.lines import end_labels, label_room, style
 from synchromesh.report.numbers import devices, plain, seconds, share
 from synchromesh.report.palette import INKS, PARTS, Fill
 from synchromesh.report.panels import ColumnPanel, ColumnPanels

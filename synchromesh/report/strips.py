@@ -85,7 +85,6 @@ def strips(subject: Subject) -> list[Strip]:
 
 
 def _of_group(group: RunGroup) -> Iterator[Strip]:
-    """Of its runs that differ in their plans."""
     runs = [run for run in group.done if any(s.components for s in run.layouts)]
     different = {tuple(s.plan for s in run.layouts): run for run in reversed(runs)}
     for run in sorted(different.values(), key=lambda run: run.seed):
@@ -102,7 +101,6 @@ def _of_run(run: RunResult, title: str) -> Iterator[Strip]:
 
 
 def _reasons(plans: Sequence[Strip]) -> str:
-    """Why plans were switched, and what it took."""
     said = []
     for strip in (strip for strip in plans if strip.layouts.step):
         at = strip.layouts
@@ -132,7 +130,6 @@ def _cell(component: ComponentLayout | None, staged: bool) -> str:
 
 
 def _fills(plans: Sequence[Strip]) -> list[Fill]:
-    """Those of the plans' layouts, in the order of the palette."""
     fills = list(dict.fromkeys(layout_fill(c.layout) for s in plans for c in s.components))
     return sorted(fills, key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
 

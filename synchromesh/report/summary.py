@@ -74,7 +74,6 @@ def _remarks(comparison: RunComparison, most: int = 600) -> Iterator[RunRemark]:
 
 
 def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
-    """The columns by the label above them."""
     return {
         "Run": {
             "strategy": lambda g: g.first.strategy, "devices": lambda g: str(g.first.devices),
@@ -133,7 +132,6 @@ def _quartiles(group: RunGroup) -> str:
 
 
 def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
-    """T_comm, on several devices."""
     if group.first.devices == 1:
         return None
     found = overhead(group, comparison.one_device, comparison.weak)
@@ -141,7 +139,6 @@ def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
 
 
 def _utilisation(comparison: RunComparison) -> str:
-    """The column's name, with what it is a share of where all say the same."""
     runs = [run for group in comparison.groups for run in group.done]
     of = {run.utilisation_of for run in runs if run.utilisation is not None}
     return f"utilisation: {short(of.pop(), 60)}" if len(of) == 1 else "utilisation"

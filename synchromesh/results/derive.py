@@ -125,7 +125,6 @@ def _same(values: Sequence[T]) -> T | None:
 
 
 def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
-    """Of several machines each with its machine as the cluster of its runs."""
     machines = list(dict.fromkeys(study.machine for study in studies))
     if len(machines) == 1:
         yield from studies

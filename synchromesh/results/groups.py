@@ -68,12 +68,10 @@ class RunGroup:
         return Quartiles(epoch, epoch * step.q1 / step.median, epoch * step.q3 / step.median)
 
     def ends(self, metric: str) -> Spread | None:
-        """A metric after the last epoch of each run."""
         last = [run.metrics[-1].values.get(metric) for run in self.done if run.metrics]
         return _spread([value for value in last if value is not None])
 
     def curve(self, metric: str) -> tuple[MetricPoint, ...]:
-        """A metric by epoch."""
         ends: dict[int, list[Epoch]] = defaultdict(list)
         for end in (e for run in self.done for e in run.metrics if metric in e.values):
             ends[end.epoch].append(end)

@@ -51,7 +51,6 @@ class MemoryByKind:
 
     @property
     def total(self) -> int:
-        """Their sum, the peak."""
         return sum(vars(self).values())
 
     def to_plain(self) -> dict[str, int]:

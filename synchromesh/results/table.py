@@ -33,8 +33,6 @@ def harmless(cell: Cell | bool) -> Cell:
 
 
 def _peak(kind: str) -> Callable[[RunResult], Cell]:
-    """Of the device that needs most of that kind."""
-
     def cell(run: RunResult) -> Cell:
         return max((int(getattr(m, kind)) for m in run.peak_memory_bytes), default=None)
 

@@ -157,8 +157,6 @@ class PlanChosen(RunEvent, name="choice"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepLoss(RunEvent, name="step"):
-    """The global mean loss of a step."""
-
     step: Count
     epoch: Count
     loss: float | None
@@ -233,8 +231,6 @@ class StepsRecorded(RunEvent, name="recording"):
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory(RunEvent, name="rank memory"):
-    """The memory of one rank at the peak of a step."""
-
     peak: MemoryByKind
 
 

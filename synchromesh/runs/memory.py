@@ -123,8 +123,6 @@ def _states(optimizer: Optimizer) -> list[Any]:
 
 @contextmanager
 def _gradients_labelled(parameters: Iterable[Tensor], live: _Journal) -> Iterator[None]:
-    """Names gradients when they are there; a step may free them again."""
-
     def there(p: Tensor) -> None:
         live.name(_gradients([p]), "gradients")
 

@@ -75,7 +75,6 @@ def cpu_spans(
 
 
 def _of_gloo(ordered: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    """Its collectives and its messages."""
     ranges = [r for r in ordered if r.name.startswith(GLOO)]
     collectives = [r for r in ranges if communication_name(r.name) not in MESSAGES]
     return collectives, [r for r in ranges if communication_name(r.name) in MESSAGES]

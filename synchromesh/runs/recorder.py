@@ -143,7 +143,6 @@ def _number(group: Group, value: int = 0) -> torch.Tensor:
 
 
 def _asked(group: Group, exchanges: int) -> float:
-    """The offset of rank 0's clock, by the quickest of several exchanges."""
     trips: list[tuple[int, float]] = []
     for _ in range(exchanges):
         answer, began = _number(group), time.time_ns()

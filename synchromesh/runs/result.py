@@ -103,7 +103,6 @@ def layouts_of(events: Iterable[RunEvent]) -> tuple[Layouts, ...]:
 
 
 def _predicted(events: Iterable[RunEvent]) -> StepPredicted:
-    """Of the plan that steps are timed under, the last one."""
     last = StepPredicted()
     for event in events:
         if isinstance(event, StepPredicted):
@@ -131,10 +130,8 @@ def _communication(recorded: StepsRecorded) -> CommunicationShares | None:
     return None if exposed is None or hidden is None else CommunicationShares(exposed, hidden)
 
 
-def of_log(
-    lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,
-    timeline: tuple[TimelineSpan, ...] = (),
-) -> StudyResults:  # fmt: skip
+def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,
+           timeline: tuple[TimelineSpan, ...] = ()) -> StudyResults:  # fmt: skip
     """The document of a run. trace: the file with the trace of its recorded steps. timeline: of
     one of these. ValueError begins with `name` where an event is not as it should be."""
     if not any(line.get("event") == RunStarted.name for line in lines):
@@ -207,7 +204,6 @@ def _steps(call: Sequence[RunEvent]) -> Iterator[tuple[int, float, float, int]]:
 
 
 def _utilisation(call: Sequence[RunEvent], start: RunStarted) -> dict[str, Any]:
-    """The mean over epochs and ranks, and what it is a share of."""
     by_epoch = [event.utilisation or () for event in of_kind(EpochMeasured, call)]
     shares = [share for of_ranks in by_epoch for share in of_ranks if share is not None]
     if not shares:

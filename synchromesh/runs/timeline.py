@@ -46,7 +46,6 @@ def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
 
 
 def _inside_steps(recording: Recording) -> Iterator[Span]:
-    """Those that are drawn, between the first step's beginning and the last one's end."""
     first, last = recording.steps[0][0], recording.steps[-1][1]
     return (s for s in recording.spans if s.start < last and s.end > first and s.name != HOST)
 
@@ -118,7 +117,6 @@ def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[Timelin
 
 
 def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Iterator[TimelineSpan]:
-    """Of one rank, by the recording's clock."""
     rank, step = recording.rank, recording.steps[-1]
     whole = union([step])
     busy = union((s.start, s.end) for s in recording.spans if s.kind == "computation")
@@ -133,7 +131,6 @@ def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Itera
 
 
 def _joined(intervals: Sequence[Interval], finest: float) -> list[Interval]:
-    """Those that are seen, neighbours that are seen as one joined."""
     joined: list[Interval] = []
     for start, end in intervals:
         near = joined and start - joined[-1][1] < finest

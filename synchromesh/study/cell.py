@@ -110,22 +110,18 @@ def require_distinct(cells: Sequence[StudyCell]) -> None:
             )
 
 
-def groups(
-    cells: Sequence[StudyCell], settings: StudySettings, most: int
-) -> list[list[StudyCell]]:
+def groups(cells: Sequence[StudyCell], asked: StudySettings, most: int) -> list[list[StudyCell]]:
     """The cells of a workload by seed and batch size (weak: of one device), in order; one whose
     processes would be more than `most` is cut into several, between numbers of devices where that
     is possible, so that what is compared with each other stays together."""
-    weak = settings.scaling == "weak"
     alike: dict[tuple[int, int], list[StudyCell]] = {}
     for cell in cells:
-        rows = cell.batch // cell.devices if weak else cell.batch
+        rows = cell.batch // cell.devices if asked.scaling == "weak" else cell.batch
         alike.setdefault((cell.seed, rows), []).append(cell)
     return [group for together in alike.values() for group in _cut(together, most)]
 
 
 def _cut(cells: Sequence[StudyCell], most: int) -> list[list[StudyCell]]:
-    """Into groups of at most so many processes."""
     cut: list[list[StudyCell]] = [[]]
     for devices in dict.fromkeys(c.devices for c in cells):
         same = [c for c in cells if c.devices == devices]

@@ -22,16 +22,12 @@ WAITING = "waiting"
 
 
 class Hello(NamedTuple):
-    """Who has connected."""
-
     cell: str
     rank: int
     process: int
 
 
 class Channel:
-    """A rank's end."""
-
     def __init__(self, path: str, cell: str, rank: int) -> None:
         link = socket.socket(socket.AF_UNIX)
         link.connect(path)
@@ -44,10 +40,9 @@ class Channel:
     def turn(self) -> Turn | None:
         """The next turn, once it has come; None where the run shall end, or the study is gone."""
         self._link.send(WAITING)
-        try:
-            turn: Turn | None = self._link.recv()
-        except (EOFError, OSError):
-            return None
+        turn: Turn | None = None
+        with suppress(EOFError, OSError):
+            turn = self._link.recv()
         return turn
 
 
@@ -93,10 +88,8 @@ class Listener:
         """Gives every rank of the cell its turn; None ends their run."""
         for (of, _), link in list(self.links.items()):
             if of == cell:
-                try:
+                with suppress(OSError):  # it has died; its process says why
                     link.send(turn)
-                except OSError:  # it has died; its process says why
-                    continue
 
     def suspend(self, cell: str) -> None:
         """Stops the cell's ranks, all of which wait, until `resume`."""

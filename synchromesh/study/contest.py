@@ -72,8 +72,6 @@ class Common:
 
 @dataclass
 class _Contestant:
-    """One that runs: its processes and what it has said."""
-
     cell: StudyCell
     processes: RankProcesses
     log: Path
@@ -228,7 +226,6 @@ class Contest:
         return True
 
     def _hear(self, contestant: _Contestant, listener: Listener, seconds: float) -> bool:
-        """Notes what its ranks say within so many seconds; whether they said anything."""
         messages = listener.messages(contestant.cell.key, seconds)
         for rank, message in messages:
             if isinstance(message, RunEvent):
@@ -238,7 +235,6 @@ class Contest:
         return bool(messages)
 
     def _end(self, contestant: _Contestant, listener: Listener) -> None:
-        """Keeps what came of one that has ended, failed, or hangs."""
         cell, record = contestant.cell, contestant.record
         listener.resume(cell.key)
         contestant.processes.end()

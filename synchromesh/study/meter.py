@@ -41,10 +41,6 @@ class Meter:
         self._granted = self._usual = self._epoch_began = 0.0
         self._used = Utilisation(self.device)
 
-    def begin(self) -> None:
-        """Before the first step."""
-        self._next()
-
     def step(self, seconds: float, loading: float, rows: int) -> None:
         """After each step, also of one that ran on after the last turn. rows: of all ranks."""
         if self.over:
@@ -61,22 +57,19 @@ class Meter:
             watch.after_step(self._left, full)
         if not self._left:
             self._end_turn()
-            self._next()
+            self.begin()
 
-    def epoch(
-        self, epoch: int, step: int, loss: float | None, metrics: Mapping[str, float]
-    ) -> None:
+    def epoch(self, epoch: int, step: int, loss: float | None, means: Mapping[str, float]) -> None:
         """After an epoch and its validation."""
         self.say(
             EpochMeasured(
                 epoch=epoch, step=step, loss=loss, seconds=self.seconds - self._epoch_began,
-                trained_seconds=self.seconds, metrics=dict(metrics),
+                trained_seconds=self.seconds, metrics=dict(means),
             )
         )  # fmt: skip
         self._epoch_began = self.seconds
 
     def finish(self, plan: str | None) -> None:
-        """After the last step."""
         if self._steps and self._watch() is None:
             self._end_turn()
         self.say(RunEnded(plan=plan))
@@ -84,7 +77,8 @@ class Meter:
     def _watch(self) -> TurnWatch | None:
         return self.watches.get(self._turn.mode)
 
-    def _next(self) -> None:
+    def begin(self) -> None:
+        """Before the first step, and after each turn: waits for the next one."""
         turn = None if self.over else self.channel.turn()
         if turn is None:
             self.over, self._left = True, self.ENDLESS

@@ -52,7 +52,6 @@ def predicted(
 
 
 def _by(cells: Sequence[StudyCell], name: str) -> list[tuple[int, list[StudyCell]]]:
-    """The cells by a number of theirs, in their order."""
     groups: dict[int, list[StudyCell]] = {}
     for cell in cells:
         groups.setdefault(getattr(cell, name), []).append(cell)
@@ -60,7 +59,6 @@ def _by(cells: Sequence[StudyCell], name: str) -> list[tuple[int, list[StudyCell
 
 
 def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The plans of each strategy, and why others have none."""
     families, failed = dict[str, list[str]](), dict[str, str]()
     for cell in cells:
         try:

@@ -91,11 +91,9 @@ class RankBytes:
     copies: int = 8
 
 
-def most_processes(
-    workloads: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()
-) -> int:
+def most_processes(models: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()) -> int:
     """How many ranks may be there at once, most of them waiting for their turn."""
-    model = rank.copies * max(map(_parameter_bytes, workloads))
+    model = rank.copies * max(map(_parameter_bytes, models))
     if torch.cuda.is_available():
         return devices * max(1, torch.cuda.mem_get_info()[0] // (rank.cuda + model))
     return device_bytes(torch.device("cpu")) // (rank.process + model)

@@ -141,16 +141,9 @@ class RunRecord:
         done = self.spent()[1]
         if memory := self.last(events.RankMemory):
             yield events.MemoryTracked(step=done, peak_bytes=tuple(event.peak for event in memory))
-        if recorded := self._recorded():
-            yield recorded
-
-    def _recorded(self) -> events.StepsRecorded | None:
-        """Of the recorded steps; None where not every rank recorded them."""
-        recordings = self.recordings()
-        if not recordings:
-            return None
-        sent = [event.sent for event in self.last(events.RankRecorded)]
-        return steps_recorded(recordings, sent, steps=(self.spent()[1],))
+        if recordings := self.recordings():
+            sent = [event.sent for event in self.last(events.RankRecorded)]
+            yield steps_recorded(recordings, sent, steps=(done,))
 
     def recordings(self) -> list[Recording]:
         """What every rank recorded, if all did."""

@@ -58,7 +58,6 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
 
 
 def _mixtures(devices: int, batch: int) -> list[str]:
-    """The plans of `hybrid`."""
     if devices < 4:
         raise ValueError(f"hybrid needs at least 4 devices, there are {devices}")
     inner = _divisors(devices)[1:-1]

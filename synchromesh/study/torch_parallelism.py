@@ -131,7 +131,6 @@ class Pipelined:
         return torch.stack(losses).mean() if losses else torch.zeros(())
 
     def _of_output(self, output: Any, index: Tensor) -> Tensor:
-        """The loss of a micro-batch whose model output is there already."""
         return local_mean(self._loss, Answer(output), self._targets[int(index)])
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -179,8 +178,6 @@ class _Reached(Exception):
 
 
 class Call:
-    """What the loss gives to the model."""
-
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
 

@@ -64,7 +64,6 @@ class SoFar(Protocol):
 
 
 def warm_up(of: SoFar) -> Iterator[Turn]:
-    """Before steps are timed."""
     for _ in range(TUNING.warm_up_turns):
         yield Turn("warm-up", TUNING.warm_up)
         if of.settled():

@@ -104,7 +104,6 @@ class Accumulation:
         return value
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
-        """The rows of the micro-batches that have any."""
         step, plan = self._execution.active.step, self._execution.active.plan
         count = max(by_hand, plan.micro_batches)
         if by_hand > 1 and (plan.micro_batches > 1 or plan.stage_count > 1):
@@ -157,7 +156,6 @@ class Accumulation:
         return walk.carry()
 
     def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:
-        """Adds what a micro-batch gave to the sums over this rank."""
         refuse_metrics(result.names)
         if not result.outputs:
             return

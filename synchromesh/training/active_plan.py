@@ -153,7 +153,6 @@ class PlanCheck:
             self._state.optimizer_state.refuse_pieces(name)
 
     def _agreed_mark(self, plan: Plan, step: Step, placed: Mapping[str, Holding]) -> int:
-        """A fingerprint of what ranks must have come to alike. ValueError where they have not."""
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
         places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))

@@ -124,7 +124,6 @@ class Execution:
             raise
 
     def _cut(self, plan: Plan, step: Step) -> Plan:
-        """The plan with the cuts that it leaves open; the chain keeps its components."""
         plan.check_rows(self.planning.rows)
         plan = self.planning.cut(step, plan)
         self.traces.cuts = plan.cuts(self.model.paths())
@@ -172,7 +171,6 @@ class Execution:
         return GradientSync(self._summed(active), late=late)
 
     def _summed(self, active: ActivePlan) -> list[Summed]:
-        """Trained parameters of this rank, in the chain's order, with who sums their gradient."""
         groups, locals_ = active.groups, active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):

@@ -89,7 +89,6 @@ def fit(
 def _faults(
     numbers: Mapping[str, Any], functions: Mapping[str, Any], autocast: Any, folder: Any
 ) -> Iterator[str]:
-    """What is wrong with arguments of `fit`, in sentences; None: not given."""
     given = {name: number for name, number in numbers.items() if number is not None}
     if given.keys() >= {"epochs", "steps"}:
         yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
@@ -149,8 +148,6 @@ class Stop:
 
 @dataclass
 class _Loop:
-    """How far `fit` is."""
-
     WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/interleaving.py)
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
 

@@ -21,7 +21,6 @@ class Notices:
         self._given: set[str] = set()
 
     def warn(self, text: str) -> None:
-        """Warns on rank 0, for all ranks come to the same text."""
         if self._rank == 0:
             warnings.warn(text, stacklevel=5)
 
@@ -54,8 +53,11 @@ class Notices:
             self._several(plan, step)
         elif divided and step.opaque:
             self.doubt(step)
-        elif not divided:
-            self._whole(plan, step)
+        elif not divided and len(plan.rows or ()) > 1:
+            self.once(
+                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
+                f"rows: {step.coupled}"
+            )
         if step.coupled and (plan.pieces or 1) > 1:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
@@ -77,13 +79,6 @@ class Notices:
             )
         self.doubt(step)
 
-    def _whole(self, plan: Plan, step: Step) -> None:
-        if len(plan.rows or ()) > 1:
-            self.once(
-                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
-                f"rows: {step.coupled}"
-            )
-
     def doubt(self, step: Step) -> None:
         if step.doubt:
             self.once(
@@ -92,18 +87,16 @@ class Notices:
                 "(class weights, padding), and keep them together where they are coupled"
             )
 
-    def undivided(
-        self, stated: Sequence[Layout], partition: Partition, step: Step, rows: int
-    ) -> None:
+    def undivided(self, stated: Sequence[Layout], made: Partition, step: Step, rows: int) -> None:
         """Where rows stay together although a plan divides them (`stated`), and its cost."""
-        parts = zip(partition.components, stated, strict=True)
+        parts = zip(made.components, stated, strict=True)
         kept = [local for local, layout in parts if local.layout.data < layout.data]
         if not kept:
             return
         devices, names = kept[0].layout.devices, [local.component.name for local in kept]
         where = ", ".join(names) if len(kept) < len(stated) else "every component"
         cost = f"up to {devices} times the computation of divided rows"
-        if size := _gathered_bytes(partition, kept, rows):
+        if size := _gathered_bytes(made, kept, rows):
             cost += f", and {readable(size)} of inputs to gather in a step of {rows} rows"
         self.once(
             f"rows depend on each other ({step.coupled}), so that under every plan each of the "

@@ -94,25 +94,18 @@ def _check_kinds(
     model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any
 ) -> None:
     """ValueError for arguments of another kind than `prepare` says, all at once."""
+    over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
+    steps = scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type))
+    of_rows, starts = "a function of the number of rows, or None", carry is None or callable(carry)
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
-        (
-            "optimizer", optimizer, isinstance(optimizer, Optimizer),
-            "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())",
-        ),
+        ("optimizer", optimizer, isinstance(optimizer, Optimizer), over),
         ("loss", loss, callable(loss), "a function loss(model, batch)"),
-        (
-            "scheduler", scheduler,
-            scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type)),
-            "a scheduler over that optimizer, or None",
-        ),
-        (
-            "carry", carry, carry is None or callable(carry),
-            "a function of the number of rows, or None",
-        ),
+        ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
+        ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
         ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta"),
-    )  # fmt: skip
+    )
     faults = [
         f"{name} should be {kind}, not {_kind(value)}"
         for name, value, fits, kind in wanted
@@ -123,7 +116,6 @@ def _check_kinds(
 
 
 def _check_tensors(model: nn.Module) -> None:
-    """ValueError for a model with tensors that could not be trained."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         raise ValueError(
@@ -237,7 +229,6 @@ def _check_hooks(model: Model, world: World) -> None:
 
 
 def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
-    """ValueError for one that an update cannot step."""
     kind = type(scheduler).__name__
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

@@ -64,13 +64,11 @@ class TraceCheck:
         self.latest = step
         return step
 
-    def _compared(
-        self, module: nn.Module, example: Any, step: Step, here: bool
-    ) -> tuple[str, int]:
+    def _compared(self, module: nn.Module, batch: Any, step: Step, here: bool) -> tuple[str, int]:
         """The first rank's fault, the trace's least rows. here: this rank can run the model."""
         fault, least = step.reason, 1
         if here and not step.opaque:
-            comparison = compare(module, self.loss, example, step, self.autocast)
+            comparison = compare(module, self.loss, batch, step, self.autocast)
             fault, least = comparison.fault or "", comparison.least
         return self._first(fault), max(self.world.everyone.all_gather_json(least))
 
@@ -102,7 +100,6 @@ class TraceCheck:
         )
 
     def _as_before(self, step: Step) -> Step:
-        """The step with what was found when every rank had the complete model."""
         if self._mismatch and not step.opaque:
             raise ValueError(
                 "the model's frozen parameters, modes or masks have changed, and its new trace "
@@ -128,7 +125,6 @@ class TraceCheck:
         return replace(step, guards=tuple(dict.fromkeys((*step.guards, *training.least))))
 
     def _first(self, fault: str) -> str:
-        """The first rank's sentence, on all ranks."""
         return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
 
     def compare_constants(self, step: Step) -> None:

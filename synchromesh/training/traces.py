@@ -218,7 +218,6 @@ class Traces:
     def _case(
         self, known: Step, function: Any, batch: Any, total: int, active: ActivePlan
     ) -> Step:
-        """The trace for a number of rows that the `known` one does not hold for."""
         wanted = " and ".join(g.text for g in known.guards if not g.holds(total))
         if total < 2:
             raise ValueError(
@@ -235,7 +234,6 @@ class Traces:
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
-        """The trace for a metric, another shape or another case of `rows`."""
         training = function is self.loss
         what = "this shape of batch" if training else "this metric"
         with self.model.unsharded(self.world.device) as module:

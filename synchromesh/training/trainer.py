@@ -166,7 +166,6 @@ class Trainer:
         return self._backward(batch, last, 1)[0]
 
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
-        """The loss, and the rows of the global batch."""
         execution = self._execution
         self._accumulation.require_open()
         outdated = execution.outdated()
@@ -286,7 +285,6 @@ class Trainer:
         return self.state.state_dict()
 
     def parameters(self) -> dict[str, Tensor]:
-        """This rank's shards of the parameters by name."""
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:

@@ -93,7 +93,6 @@ class Deviation:
         return self.worst.excess > 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For `merged` on another rank."""
         return asdict(self)
 
 
@@ -146,7 +145,6 @@ class Deviations:
             deviation.add(shard.flatten(), expected.flatten(), floors[name], name, step)
 
     def _expected(self, name: str, shard: Tensor, complete: Tensor | None) -> Tensor:
-        """This rank's boxes of a tensor of which rank 0 has all."""
         state = self._trainer.state
         shape = state.model.described[name].shape
         have = tuple((full_box(shape),) if r == 0 else () for r in range(self._trainer.world.size))

@@ -249,6 +249,5 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether a result is a view of an input, which computes nothing."""
     aliases = (r.alias_info for r in func._schema.returns)
     return any(alias is not None and not alias.is_write for alias in aliases)
