@@ -12,17 +12,17 @@ switches where that pays.
 Algorithm 1 of Baligodugula and Amsaad 2025 (arXiv 2503.23186), on live measurements. Every rank
 sees the same table of times, so all come here at the same step; rank 0 decides for all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from synchromesh.adapt import decision
 from synchromesh.adapt.decision import Budget, Decision, History, Verdict, weigh
 from synchromesh.adapt.known_plans import KnownPlans
+from synchromesh.adapt.live_run import LiveRun
 from synchromesh.adapt.monitor import LIMITS, Drift, Monitor
 from synchromesh.adapt.phase import Phase
 from synchromesh.adapt.trials import first
-from synchromesh.checkpoint.switch import Moved
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.reprofile import IdleProbe
@@ -45,41 +45,11 @@ class AdapterTuning:
 TUNING = AdapterTuning()
 
 
-class AdaptedRun(Protocol):
-    """The run that is adapted, at the end of a step (live_run.py); all ranks call alike."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force, as candidates are written."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether it leaves ranks idle."""
-
-    def clock(self) -> float:
-        """Seconds, as rank 0 has them."""
-
-    def agreed(self, find: Callable[[], Any]) -> Any:
-        """What rank 0 finds, as JSON."""
-
-    def measure(self, known: Profile, drift: Drift) -> Choice:
-        """Plans by what has been measured again. ValueError where none fits."""
-
-    def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
-        """Whether what keeps ranks idle has become better; `usual`: see `probe_idle`."""
-
-    def move(self, better: Plan, known: Profile, now: float) -> float:
-        """Seconds of pause of a switch; now: of a step."""
-
-    def switch(self, plan: Plan) -> Moved:
-        """Shifts to another plan."""
-
-
 @dataclass(frozen=True)
 class StepEnd:
     """The end of a step of a run, with the steps that are still to come."""
 
-    run: AdaptedRun
+    run: LiveRun
     step: int
     to_come: int
 
@@ -94,8 +64,7 @@ class Adapter:
     def __init__(
         self, profile: Profile, candidates: Sequence[Candidate] = (), began: float = 0.0
     ) -> None:
-        """candidates: the plan in force, then those that it was chosen from. began: the run's
-        clock now."""
+        """candidates: the plan in force, then those it was chosen from. began: a clock's time."""
         self.known = KnownPlans(profile, candidates)
         self.phase = Phase.of(candidates)
         self.history = History()
@@ -108,7 +77,6 @@ class Adapter:
 
     @property
     def profile(self) -> Profile:
-        """What was measured last."""
         return self.known.profile
 
     @property
@@ -117,19 +85,16 @@ class Adapter:
 
     @property
     def trying(self) -> bool:
-        """Whether plans are run for some steps each."""
         return self.phase.trying
 
     def restart(self, plan: Plan) -> None:
-        """Another plan is in force, or an earlier step: what is known of its steps is its
-        prediction, if that."""
+        """Another plan is in force, or an earlier step: steps are known by prediction only."""
         self.monitor.follow(self.known.expected(plan, plan, 0.0)[:1])
         self.history.awaited, self._idle.next_at = None, 0
         self.phase, self._noticed = self.phase.restarted(), None
 
     def resize(self, before: int, rows: int) -> None:
-        """Global batches have another number of rows from now on: what a step takes is learnt
-        anew, then the plan is reconsidered."""
+        """Batches have other rows from now on: steps are learnt anew, the plan is reconsidered."""
         self.known = KnownPlans(self.profile)
         self.monitor.follow()
         noticed = f"global batches have {rows} rows, {before} before"
@@ -142,9 +107,8 @@ class Adapter:
         now = self.monitor.measured
         return None if now is None else self.history.measured(now)
 
-    def act(self, run: AdaptedRun, step: int, to_come: int) -> Decision | None:
-        """What comes of what was noticed or of a trial, if there is one; all ranks alike. to_come:
-        steps, 0 where nobody says how many."""
+    def act(self, run: LiveRun, step: int, to_come: int) -> Decision | None:
+        """What comes of what was noticed, or of a trial. to_come: steps; 0: not known."""
         latest = self.monitor.latest
         least = round(TUNING.seconds_to_come / latest) if latest else 0
         end = StepEnd(run, step, to_come or max(TUNING.steps_to_come, step, least))
@@ -155,7 +119,6 @@ class Adapter:
         return self._tried(end) if self.trying and self.monitor.steady else None
 
     def _to_be_considered(self, end: StepEnd) -> Drift | None:
-        """What was noticed in this step, or waits since an earlier one and is due now."""
         drift, self._noticed = self._noticed, None
         if self.phase.waiting is None:
             return self._idle_ranks(end) if drift is None else drift
@@ -166,7 +129,6 @@ class Adapter:
         return self.phase.due(end.step)
 
     def _tried(self, end: StepEnd) -> Decision | None:
-        """The next trial, or the end of all."""
         plan, trials, latest = end.plan, self.phase.trials, self.monitor.latest
         following = trials.next(
             plan, self.monitor.counted, end.to_come,
@@ -201,9 +163,8 @@ class Adapter:
             return self._stays(end, drift, "measured again, nothing has changed", spent)
         return self._decided(end, drift, choice.candidates, changed, spent)
 
-    def _measured_again(self, run: AdaptedRun, drift: Drift) -> Choice:
-        """Plans by what is measured where something has drifted; by all that can be, where that
-        does not explain the drift. ValueError where none fits."""
+    def _measured_again(self, run: LiveRun, drift: Drift) -> Choice:
+        """Plans by what is measured where it drifted; by all, where that does not explain it."""
         choice = run.measure(self.profile, drift)
         if drift.source is None or self.known.explains(choice.candidates, run.plan):
             return choice
@@ -226,8 +187,7 @@ class Adapter:
         return self._switched(end, target, drift, reason, spent)
 
     def _weighed(self, end: StepEnd, plans: Sequence[Candidate], drift: Drift) -> dict[str, Any]:
-        """The verdict on the chosen candidate or else on the quickest, which need not be as
-        plain."""
+        """The verdict on the chosen candidate, else on the quickest, which may be less plain."""
         quickest = min((c for c in plans if c.fits), key=lambda c: c.seconds)
         for better in dict.fromkeys((plans[0], quickest)):
             if better.plan == end.plan:
@@ -257,7 +217,6 @@ class Adapter:
         return self._stays(end, drift, f"measuring would take more than {share}", 0.0)
 
     def _idle_ranks(self, end: StepEnd) -> Drift | None:
-        """What has become better for idle ranks, of which steps say nothing."""
         run, idle = end.run, self._idle
         if end.step < idle.next_at or not run.idle or self.monitor.usual is None:
             return None
@@ -273,42 +232,32 @@ class Adapter:
         noticed, devices = better
         return Drift(usual, usual, devices, not devices, noticed)
 
-    def _switched(
-        self, end: StepEnd, target: Plan, drift: Drift, why: str, spent: float
-    ) -> Decision:
-        """Shifts to `target`, and says what is expected of it."""
+    def _switched(self, end: StepEnd, to: Plan, drift: Drift, why: str, spent: float) -> Decision:
         plan, now, phase = end.plan, drift.now, self.phase
-        expected = self.known.expected(target, plan, now)
-        moved = end.run.switch(target)  # which restarts the adapter
+        expected = self.known.expected(to, plan, now)
+        moved = end.run.switch(to)  # which restarts the adapter
         self.phase = phase
-        self.monitor.follow(expected, self.known.seen.get(target, ()))
-        return self.history.add(
-            Decision(
-                end.step, str(drift), True, why, str(plan), str(target), now,
-                self.known.predicted.get(plan, now), expected[0], spent,
-                moved.bytes, moved.most, moved.seconds,
-            )
-        )  # fmt: skip
+        self.monitor.follow(expected, self.known.seen.get(to, ()))
+        return self.history.add(Decision(
+            end.step, str(drift), True, why, str(plan), str(to), now,
+            self.known.predicted.get(plan, now), expected[0], spent, moved.bytes, moved.most,
+            moved.seconds,
+        ))  # fmt: skip
 
     def _stays(
         self, end: StepEnd, drift: Drift, reason: str, spent: float, better: float = 0.0
     ) -> Decision:
-        """Notes that the plan is kept, and that what steps take now is usual. better: predicted
-        seconds of a step; 0: not known."""
+        """Keeps the plan; what steps take is usual now. better: predicted seconds, or 0."""
         self.monitor.accept()
-        plan = str(end.plan)
-        now = self.known.predicted.get(end.plan, drift.now)
-        return self.history.add(
-            Decision(
-                end.step, str(drift), False, reason, plan, plan, drift.now, now, better or now,
-                spent,
-            )
-        )  # fmt: skip
+        plan, now = str(end.plan), self.known.predicted.get(end.plan, drift.now)
+        return self.history.add(Decision(
+            end.step, str(drift), False, reason, plan, plan, drift.now, now, better or now, spent,
+        ))  # fmt: skip
 
 
 class _IdleRanks:
-    """Probes of what keeps ranks idle. next_at: the step before which there is none. usual:
-    seconds of an all-reduce by its payload, since a probe led to measuring again."""
+    """Probes of what keeps ranks idle, not before the step next_at. usual: seconds of an
+    all-reduce by its payload, since a probe led to measuring again."""
 
     def __init__(self) -> None:
         self.next_at = 0
@@ -321,5 +270,4 @@ class _IdleRanks:
         return lambda: (str(probe), probe.devices > probe.links) if probe else None
 
     def measured(self, drift: Drift) -> None:
-        """What has drifted was measured again."""
         self.usual = self._probed if drift.source is None and drift.links else {}

@@ -8,7 +8,7 @@
 be predicted so much quicker than the other."""
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,7 @@ class SwitchLimits:
     measuring_share: float = 0.03  # of the run, as far as it is known, for measuring
 
 
-@dataclass(frozen=True)
-class MeasuringTuning:
-    """What measuring again is assumed to take. Chosen, not measured: on the safe side."""
-
-    seconds: float = 3.0  # that it is expected to take at least
-    growth: float = 1.5  # times as long as the one before it may take
-
-
-LIMITS, MEASURING = SwitchLimits(), MeasuringTuning()
+LIMITS = SwitchLimits()
 
 
 @dataclass(frozen=True)
@@ -55,19 +47,20 @@ def weigh(now: float, better: float, steps: int, move: float) -> Verdict:
 
 
 class Budget:
-    """What measuring has taken of a run that began at `began` (seconds of some clock), and may
-    still take."""
+    """What measuring has taken of a run that began at `began` (seconds), and may still take."""
+
+    # what measuring again is assumed to take; chosen, on the safe side
+    SECONDS: ClassVar = 3.0  # at least
+    GROWTH: ClassVar = 1.5  # times as long as the one before, at most
 
     def __init__(self, began: float) -> None:
         self._began, self._spent = began, 0.0
-        self._next = MEASURING.seconds  # of measuring again, at most
-        self._first = True
+        self._next, self._first = self.SECONDS, True  # of measuring again, at most
 
     def allows(self, clock: float, to_come: float) -> bool:
         """Whether measuring again keeps below its share of the run; to_come: seconds left."""
-        wanted = self._next
-        run = clock - self._began + to_come + wanted
-        return self._spent + wanted <= LIMITS.measuring_share * run
+        run = clock - self._began + to_come + self._next
+        return self._spent + self._next <= LIMITS.measuring_share * run
 
     def spend(self, seconds: float, again: bool = True) -> None:
         """Measuring has taken so long. again: everything was measured again, whose first time
@@ -75,7 +68,7 @@ class Budget:
         self._spent += seconds
         if again:
             usual = seconds / 2 if self._first else seconds
-            self._next, self._first = max(MEASURING.seconds, MEASURING.growth * usual), False
+            self._next, self._first = max(self.SECONDS, self.GROWTH * usual), False
 
 
 @dataclass(frozen=True)
@@ -105,8 +98,7 @@ class Decision:
 
 @dataclass
 class History:
-    """What was decided so far; `awaited`: the place of the last switch among them, while it is
-    still to come what steps take since."""
+    """What was decided; `awaited`: the last switch's place, until what steps take is known."""
 
     decisions: list[Decision] = field(default_factory=list)
     awaited: int | None = None

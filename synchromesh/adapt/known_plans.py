@@ -14,8 +14,7 @@ from synchromesh.values.profile import Profile
 
 
 class KnownPlans:
-    """`profile`: what was measured last; `predicted`: seconds of a step by plan; `seen`: steps
-    under plans, some of each."""
+    """`profile`: measured last; `predicted`: seconds of a step; `seen`: some steps, by plan."""
 
     def __init__(self, profile: Profile, candidates: Sequence[Candidate] = ()) -> None:
         self.profile = profile
@@ -48,5 +47,4 @@ class KnownPlans:
 
 
 def _seconds(candidates: Sequence[Candidate]) -> dict[Plan, float]:
-    """The predictions of those that have one."""
     return {c.plan: c.seconds for c in candidates if c.time is not None}

@@ -1,4 +1,4 @@
-"""A live run at the end of a step: what the adapter asks of the ranks."""
+"""A live run at the end of a step: what the adapter asks of the ranks; all call alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from synchromesh.values.profile import Profile
 
 @dataclass(frozen=True)
 class LiveRun:
-    """The ranks of this run, under `plan`."""
+    """Ranks of this run, under `plan` as candidates are written; `switch` shifts to another."""
 
     facts: LiveFacts
     plan: Plan
     partition: Partition
-    shift: Callable[[Plan], Moved]
+    switch: Callable[[Plan], Moved]
 
     @property
     def idle(self) -> bool:
@@ -36,11 +36,12 @@ class LiveRun:
         return time.monotonic()
 
     def agreed(self, find: Callable[[], Any]) -> Any:
+        """What rank 0 finds, as JSON."""
         world = self.facts.world
         return world.everyone.broadcast_json(find() if world.rank == 0 else None)
 
     def measure(self, known: Profile, drift: Drift) -> Choice:
-        """What has drifted is sampled, on idle ranks too; then the plans by it."""
+        """What has drifted is sampled, on idle ranks too; the plans by it, ValueError for none."""
         world = self.facts.world
         links = drift.links or (drift.devices and world.device.type == "cuda")
         ranks = range(world.size)
@@ -48,17 +49,14 @@ class LiveRun:
         return LiveSession(self.facts).reconsider(sampled, self.plan)
 
     def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
+        """Whether what keeps ranks idle has become better; `usual`: see `probe_idle`."""
         world = self.facts.world
         return probe_idle(world, self.plan.devices(world.size), known, usual)
 
     def move(self, better: Plan, known: Profile, now: float) -> float:
-        """The most bytes that a rank must receive, at the links' rate, and making the new
-        programs."""
+        """Seconds of pause: the most bytes a rank receives, and new programs; now: of a step."""
         world = self.facts.world.size
         before, after = (planned_step(self.facts.partitions, p) for p in (self.plan, better))
         moved = most_received(before, after, world, 1 + known.state_factor)
         steps = 2.0  # that tracing and partitioning for a new plan take; chosen
         return transfer_seconds(moved, world, known) + steps * now
-
-    def switch(self, plan: Plan) -> Moved:
-        return self.shift(plan)

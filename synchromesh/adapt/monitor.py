@@ -10,8 +10,7 @@ of their own. After the `settle` steps behind a switch there is always something
                  trial of it among them; not the last `window` of them, which are compared with it
 
 More than half of the last `window` steps (of at least `fewest`) that take more than t times what
-is expected, or less than a t-th of it, at `confirm` steps in a row, are a drift; a pause or three
-outliers are none.
+is expected, or below a t-th, at `confirm` steps in a row, are a drift; three outliers are none.
 
     predicted    t  =  1 + error                    until what is usual is known from `base` steps
     usual        t  =  max(1 + least, e^(z se))     least: `error` before `base` steps
@@ -66,8 +65,7 @@ Source = Literal["usual", "predicted"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a step should take, and whence that is known: seconds, between which steps may lie, and
-    of each rank's computing where that is known."""
+    """What a step should take, and whence: seconds, bounds, each rank's computing if known."""
 
     step: float
     source: Source
@@ -78,9 +76,8 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Drift:
-    """A change: seconds of a step expected and now; whether devices, links or both are to be
-    measured again; what was noticed, as a sentence; by what it was expected (None: steps do not
-    show the change)."""
+    """A change: seconds of a step expected and now; what is to be measured again; what was
+    noticed; by what it was expected (None: steps do not show the change)."""
 
     expected: float
     now: float
@@ -101,15 +98,14 @@ class Drift:
 
 
 class Monitor:
-    """`follow` when another plan is in force, `record` after every step, the same on all ranks;
-    a Drift where steps are no longer what was expected."""
+    """`follow` another plan, `record` every step; a Drift where steps are not as expected."""
 
     def __init__(self) -> None:
         self.follow()
 
     def follow(self, predicted: Sequence[float] = (), known: Sequence[Table] = ()) -> None:
-        """Another plan is in force. predicted: seconds of a step, the best guess last; none: not
-        known. known: some of its steps, under the conditions that there are."""
+        """Another plan is in force. predicted: seconds of a step, the best guess last. known:
+        steps of it under present conditions."""
         self.predicted = tuple(predicted)
         self._uncounted = LIMITS.settle
         self._learn(list(known))
@@ -159,7 +155,6 @@ class Monitor:
 
     @property
     def latest(self) -> float:
-        """What the last step took that was counted; 0 before there is one."""
         return step_seconds(self.counted[-1]) if self.counted else 0.0
 
     @property
@@ -195,7 +190,6 @@ class Monitor:
 
 
 def _usual(earlier: Sequence[Table], recent: Sequence[Table]) -> Expectation:
-    """What is usual by earlier steps; of few, recent ones say as well how they vary."""
     steps, n = sorted(_steps(earlier)), len(earlier)
     middle, few = median(steps), n < LIMITS.base
     sides = [(part, median(part)) for part in (steps, _steps(recent)) if part]
@@ -207,8 +201,7 @@ def _usual(earlier: Sequence[Table], recent: Sequence[Table]) -> Expectation:
 
 
 def _off(expected: Expectation, recent: Sequence[Table]) -> bool:
-    """Whether more than half of the recent steps are beyond the tolerance, all on one side, or a
-    rank's computing is."""
+    """Whether most recent steps are beyond the tolerance on one side, or a rank's computing is."""
     steps = _steps(recent)
     if median_low(steps) > expected.high or median_high(steps) < expected.low:
         return True

@@ -5,7 +5,7 @@ the same table; costs of steps that say nothing of the plan (short batches, tria
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
@@ -14,29 +14,20 @@ from synchromesh.values.plan import Plan
 NO_COST = (0, 0)
 
 
-@dataclass(frozen=True)
-class ResizeLimits:
-    """When plans are made for another size of batches. Chosen, not measured."""
-
-    most: int = 8  # of the last batches that must have the other size ...
-    last: int = 12  # ... of so many; both grow with each change
-
-
-RESIZE = ResizeLimits()
-
-
 class Observer:
-    """Notes of the last steps, on one rank. `cost`: microseconds computing and waiting of the
-    last step, for all ranks to know with the next one."""
+    """Notes of the last steps, on a rank. `cost`: microseconds computing and waiting of one."""
+
+    # when plans are made for another size of batches; chosen
+    MOST: ClassVar = 8  # of the last batches that must have the other size ...
+    LAST: ClassVar = 12  # ... of so many; both grow with each change
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.cost: tuple[int, ...] = NO_COST
-        self._sizes: deque[int] = deque(maxlen=RESIZE.last)  # of the last global batches
+        self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
 
     def collect(self, costs: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
-        """Shows the adapter what the last step cost every rank of `ranks`, if all have counted
-        it. Returns its last switch once it is known what steps take since."""
+        """Shows the adapter what the last step cost all `ranks`; its last switch, measured."""
         self.cost = NO_COST
         table = [costs[r] for r in ranks]
         return self.adapter.record(table, ranks) if all(sum(c) > 0 for c in table) else None
@@ -52,11 +43,11 @@ class Observer:
         that sizes that take turns are not followed for ever."""
         sizes = self._sizes
         sizes.append(rows)
-        times = (sizes.maxlen or RESIZE.last) // RESIZE.last
-        if rows == planned or sizes.count(rows) < RESIZE.most * times:
+        times = (sizes.maxlen or self.LAST) // self.LAST
+        if rows == planned or sizes.count(rows) < self.MOST * times:
             return False
         self.adapter.resize(planned, rows)
-        self._sizes = deque(maxlen=2 * times * RESIZE.last)
+        self._sizes = deque(maxlen=2 * times * self.LAST)
         return True
 
     def restart(self, plan: Plan) -> None:

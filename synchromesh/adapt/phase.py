@@ -24,8 +24,7 @@ from synchromesh.values.plan import Plan
 
 @dataclass(frozen=True)
 class Phase:
-    """What is tried, and what waits to be looked into, not before the step `until`; every
-    transition returns the phase that follows."""
+    """What is tried, and what waits until the step `until`; transitions return what follows."""
 
     trials: Trials = field(default_factory=lambda: Trials(()))
     waiting: Drift | None = None
@@ -43,16 +42,13 @@ class Phase:
 
     @property
     def reported(self) -> bool:
-        """Whether it was said before that measuring takes too much."""
         return self.waiting is not None and self.until > 0
 
     def doubts(self, drift: Drift) -> bool:
-        """Whether a prediction that was wrong is likelier than a change behind a drift: plans are
-        being tried to learn which are."""
+        """Whether a wrong prediction is likelier than a change: plans are being tried."""
         return self.waiting is None and self.trying and drift.source == "predicted"
 
     def due(self, step: int) -> Drift | None:
-        """What is to be looked into at this step."""
         return self.waiting if step >= self.until else None
 
     def joined(self, drift: Drift, plan: Plan) -> "Phase":

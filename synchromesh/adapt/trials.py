@@ -23,8 +23,7 @@ from synchromesh.values.plan import Plan
 
 @dataclass(frozen=True)
 class TrialTuning:
-    """Which plans are tried, and for how long. Chosen, not measured; `near` covers the error of
-    26 % that was seen."""
+    """Which plans are tried, for how long. Chosen; `near` covers the error of 26 % once seen."""
 
     near: float = 1.25  # times the chosen plan's predicted seconds, up to which others are tried
     most: int = 3  # of them
@@ -43,10 +42,8 @@ TUNING = TrialTuning()
 
 
 class Trials:
-    """`next` names the plan for the steps to come.
-
-    over       nothing is tried (any more)
-    tables     the last steps under the plans that were tried"""
+    """`next` names the plan for the steps to come. over: nothing is tried (any more). tables: the
+    last steps under the plans that were tried."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         """candidates: the plan in force first; none: nothing is tried."""
@@ -57,7 +54,6 @@ class Trials:
         self.over = not self._queue
 
     def measured(self, plan: Plan) -> float:
-        """Seconds of a step under a plan that was tried."""
         return median(map(step_seconds, self.tables[plan]))
 
     def next(
@@ -65,8 +61,7 @@ class Trials:
     ) -> tuple[Plan, str] | None:
         """Another plan than the one in force, and why; None where it stays for now.
 
-        counted: its steps so far. steps: to come. move: seconds of the pause of a switch to a
-        plan, by estimate."""
+        counted: its steps so far. steps: to come. move: seconds of a switch to a plan."""
         self.over = self.over or plan != self._of  # somebody else has switched
         if self.over or len(counted) < TUNING.steps:
             self._latest = []
@@ -93,7 +88,6 @@ class Trials:
         return [] if self.over else first(self._candidates, plan)
 
     def _best(self) -> Plan:
-        """The quickest of those that gain, else the chosen one."""
         chosen, *others = self.tables
         times = {plan: sorted(map(step_seconds, tables)) for plan, tables in self.tables.items()}
         limit, low = (1 - TUNING.gain) * self.measured(chosen), _surely(times[chosen], -1)
@@ -109,8 +103,7 @@ def first(candidates: Sequence[Candidate], plan: Plan) -> list[Candidate]:
 
 def _counted(now: float) -> int:
     """Steps of a trial that are counted, where one takes `now` seconds."""
-    most = min(TUNING.most_steps, int(TUNING.seconds / max(now, 1e-9)))
-    return max(TUNING.steps, most)
+    return max(TUNING.steps, min(TUNING.most_steps, int(TUNING.seconds / max(now, 1e-9))))
 
 
 def _surely(times: Sequence[float], side: int) -> float:
@@ -120,7 +113,6 @@ def _surely(times: Sequence[float], side: int) -> float:
 
 
 def _near(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that are worth a trial, the quickest first."""
     if not candidates or candidates[0].time is None:
         return []
     chosen, *others = candidates

@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.words = words
     hush()
     if launched():
-        code = _run(args)  # errors pass on to launch.rank, which reports them
-        return code
+        return _run(args)  # errors pass on to launch.rank, which reports them
     try:
         code = _run(args)
         sys.stdout.flush()

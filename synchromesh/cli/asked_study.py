@@ -54,7 +54,6 @@ class AskedStudy:
         self.groups(1)  # says what is wrong with batches
 
     def _require_agreement(self) -> None:
-        """ValueError for options that contradict each other."""
         args = self.args
         if self.targets and args.steps is not None:
             raise ValueError("--target needs validation, which --steps leaves out: use --epochs")
@@ -65,7 +64,6 @@ class AskedStudy:
             )
 
     def _loaded(self) -> "dict[str, tuple[str, str | None, Workload]]":
-        """By name: TARGET, the folder of its data, and the workload."""
         from synchromesh.workloads.target import load
 
         loaded: dict[str, tuple[str, str | None, Workload]] = {}
@@ -82,8 +80,7 @@ class AskedStudy:
         return loaded
 
     def _require_modules(self) -> None:
-        """ValueError for a name in a plan that no model has a module for: names of components are
-        those of modules. Patterns of other forms are left to the trace."""
+        """ValueError for a name in a plan that no model has a module for, which components are."""
         if not (patterns := strategy.patterns(self.strategies)):
             return
         from synchromesh.study.processes import built_without_values
@@ -106,8 +103,7 @@ class AskedStudy:
         return [workload for _, _, workload in self.workloads.values()]
 
     def settings(self, usual: Iterable[int]) -> "StudySettings":
-        """What the runs share. usual: the batch sizes of their workloads, for where none is asked
-        for."""
+        """What the runs share. usual: the workloads' batch sizes, where none is asked for."""
         from synchromesh.results.study import StudySettings
 
         return StudySettings(
@@ -153,7 +149,6 @@ class AskedStudy:
 
 
 def _require_rows(cells: "Sequence[StudyCell]") -> None:
-    """ValueError where a number of devices is more than the rows of each of its batches."""
     most: dict[int, int] = {}
     needing = [cell for cell in cells if cell.strategy in strategy.ROW_EACH]
     for cell in needing:
@@ -176,11 +171,9 @@ def _digests(targets: list[str]) -> dict[str, str]:
 
 def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -> tuple[str, ...]:
     """What the workload's metric gives, of some rows under fresh weights; nothing without one.
-    ValueError where it fails, or gives means instead of sums: twice the same rows give twice the
-    sum.
+    ValueError where it fails, or gives means: twice the same rows must give twice the sum.
 
-    sampled: rows, at most. alike: how near to the same value twice as many of them come to a
-    mean."""
+    sampled: rows, at most. alike: how near to the same value that of twice as many is a mean."""
     from synchromesh.values.fault import message
 
     if workload.metric is None or workload.valid_data is None:
@@ -208,7 +201,6 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
 def _metric(
     workload: "Workload", model: "nn.Module", batch: Any, count: int, times: int
 ) -> dict[str, float]:
-    """Of so many rows, so many times each."""
     import torch
 
     from synchromesh.trace.capture.batch import pick

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -36,24 +35,19 @@ def show_planned(target: str, made: Planned) -> None:
     """The tables of a model's plans on a cluster."""
     choice, console = made.choice, Console.wide(140)
     title = f"{target} on {made.cluster.name}, {made.rows} rows a step ({made.certainty})"
-    shown: list[RenderableType] = [choice_table(choice, title)]
-    memory = memory_table(choice)
-    shown += [memory] if memory.row_count else []
-    shown += [Text(printable(line)) for line in notes(choice)]
-    shown += [_runners_up(made)] if made.components else []
-    for part in shown:
-        console.print(part, soft_wrap=isinstance(part, Text))
-    profile = choice.profile
-    console.print(
-        Text(
-            f"profile of {len(profile.compute)} programs in {profile.seconds:.1f} s, searched and "
-            f"priced in {choice.planning_seconds:.2f} s"
-        )
-    )
+    console.print(choice_table(choice, title))
+    if (memory := memory_table(choice)).row_count:
+        console.print(memory)
+    for line in notes(choice):
+        console.print(Text(printable(line)), soft_wrap=True)
+    if made.components:
+        console.print(_runners_up(made))
+    programs, seconds = len(choice.profile.compute), choice.profile.seconds
+    searched = f"searched and priced in {choice.planning_seconds:.2f} s"
+    console.print(Text(f"profile of {programs} programs in {seconds:.1f} s, {searched}"))
 
 
 def _runners_up(made: Planned) -> Table:
-    """Layouts and runners-up, and of which plan where that is not the chosen one."""
     of = f" {made.choice.of}," if made.choice.of else ""
     title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
     rows = (
@@ -109,15 +103,13 @@ def choice_table(choice: Choice, title: str = "plans by predicted step time") ->
 
 
 def notes(choice: Choice) -> list[str]:
-    """What stands below the table: the plans that are too long for it, whole; why the first one is
-    taken; what is left of the devices' memory."""
+    """Below the table: plans that are too long for it, why the first is taken, the memory left."""
     plans = [(number, str(candidate.plan)) for number, candidate in _shown(choice)]
     long = [f"plan {number}: {plan}" for number, plan in plans if len(plan) > SHOWN.width]
     return [line for line in (*long, choice.why, str(choice.headroom or "")) if line]
 
 
 def _shown(choice: Choice) -> list[tuple[int, Candidate]]:
-    """Some candidates, with their places among all."""
     left = {True: SHOWN.candidates, False: SHOWN.rejected}
     shown = []
     for number, candidate in enumerate(choice.candidates, 1):
@@ -142,8 +134,7 @@ def _short(number: int, candidate: Candidate) -> str:
 
 
 def memory_table(choice: Choice) -> Table:
-    """What the memory of the fullest device is at the highest moment of a step, under the plans
-    that `choice_table` shows; empty where nothing is known."""
+    """The fullest device's memory at a step's highest moment, of plans shown; empty: not known."""
     rows = (
         (_short(number, candidate), *(readable(most.by_kind.get(kind, 0)) for kind in KINDS))
         for number, candidate in _shown(choice)
@@ -156,16 +147,13 @@ def component_table(trainer: Trainer) -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
     rows = list(_components(trainer))
     others = any(row.other for row in rows)
-    if len(rows) <= SHOWN.components:
-        groups = [[row] for row in rows]
-    else:
+    groups = [[row] for row in rows]
+    if len(rows) > SHOWN.components:
         groups = [list(group) for _, group in groupby(rows, key=lambda row: row.layout)]
-    columns = ("component", "layout", "parameters", "on a device")
-    return table(
-        "components (data x tensor)",
-        (*columns, "next best", "a step more") if others else columns,
-        ((*_of_group(group), *(_next(group) if others else ())) for group in groups),
-    )
+    columns = ["component", "layout", "parameters", "on a device"]
+    columns += ["next best", "a step more"] if others else []
+    cells = ((*_of_group(group), *(_next(group) if others else ())) for group in groups)
+    return table("components (data x tensor)", columns, cells)
 
 
 @dataclass(frozen=True)
@@ -190,7 +178,6 @@ def _components(trainer: Trainer) -> Iterator[_Row]:
 
 
 def _of_group(group: Sequence[_Row]) -> tuple[str, ...]:
-    """Cells of components of one layout: their names, it, and bytes of all of them."""
     first, last = group[0].name, group[-1].name
     name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
     total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)
@@ -207,5 +194,4 @@ def _next(group: Sequence[_Row]) -> tuple[str, str]:
 
 
 def prediction_text(candidate: Candidate) -> str:
-    """One sentence: what a step is predicted to take."""
     return f"{'no prediction' if candidate.time is None else 'predicted'}: {candidate}"

@@ -11,12 +11,10 @@ Argument = Callable[[Any], object]  # adds itself to a parser, a group or the li
 
 
 def option(*names: str, **settings: Any) -> Argument:
-    """An argument of these names, with the settings of argparse."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
 def together(*arguments: Argument) -> Argument:
-    """Arguments that several commands have together."""
     return lambda parser: [add(parser) for add in arguments]
 
 
@@ -33,9 +31,8 @@ def command(
     name: str, main: Callable[[argparse.Namespace], int] | None, what: str, description: str, /,
     *arguments: Argument, epilog: str | None = None, **defaults: object,
 ) -> Argument:  # fmt: skip
-    """A command that `main` runs, which returns its exit code; None: it has only commands of its
-    own. what: its line in the list of commands. defaults: of arguments, where their options say
-    another."""
+    """A command that `main` runs, which returns its exit code; None: it only has commands.
+    what: its line in the list of commands. defaults: of arguments."""
 
     def add(among: Any) -> None:
         parser = among.add_parser(name, help=what, description=description, epilog=epilog)
@@ -55,8 +52,7 @@ def commands(*declared: Argument) -> Argument:
 
 
 def answer(args: argparse.Namespace, document: object, text: str | Callable[[], object]) -> None:
-    """What a command says on standard output: with --json its document, else a text, or what
-    `text` shows."""
+    """On standard output, with --json the document, else the text, or what `text` shows."""
     if args.json:
         print(json.dumps(document), file=args.out)
     elif isinstance(text, str):
@@ -70,7 +66,6 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2."""
         self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]

@@ -128,8 +128,7 @@ def _stopped(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class _Machines:
-    """What contestants run on. processors: cores of rank r of N. cluster: its document; words:
-    what it is, of other than this machine."""
+    """What contestants run on. processors: cores of rank r of N; words: of other machines."""
 
     start: "Start"
     processors: Callable[[int, int], float]
@@ -158,11 +157,9 @@ def _machines(asked: AskedStudy) -> Iterator[_Machines]:
         )
     with Lab.of(description) as lab:
         yield _Machines(
-            RankProcesses.on(lab),
-            lambda rank, ranks: hosts[rank].cpu,
-            lab.cluster().to_dict(),
+            RankProcesses.on(lab), lambda rank, ranks: hosts[rank].cpu, lab.cluster().to_dict(),
             str(description),
-        )
+        )  # fmt: skip
 
 
 def samples_of(workload: "Workload") -> int | None:
@@ -174,7 +171,6 @@ def samples_of(workload: "Workload") -> int | None:
 
 
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
-    """Runs it, and writes its results."""
     from synchromesh.report.page import page
     from synchromesh.results.derive import derive
     from synchromesh.results.study import StudyResults
@@ -185,17 +181,13 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
         StudyResults(
             title=" and ".join(asked.workloads),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=shlex.join(["synchromesh", *asked.args.words]),
-            machine=machine(),
+            command=shlex.join(["synchromesh", *asked.args.words]), machine=machine(),
             runs=(*_ran(asked, folder, machines), *_predicted(asked)),
             settings=asked.settings(dict.fromkeys(w.batch_size for w in asked.models)),
-            cluster=machines.cluster,
-            emulated=asked.args.lab is not None,
-            versions=versions(),
-            price=asked.price or None,
-            note=asked.args.note,
+            cluster=machines.cluster, emulated=asked.args.lab is not None, versions=versions(),
+            price=asked.price or None, note=asked.args.note,
         )
-    )
+    )  # fmt: skip
     document.write(folder.results, results.to_json())
     document.write(folder.path / "results.csv", table(results))
     document.write(folder.path / "report.html", page(results))
@@ -203,7 +195,6 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
 
 
 def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list[RunResult]":
-    """What was measured of all runs."""
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.runs.flops import gpu, with_flops
     from synchromesh.study.contest import Common, Contest, Trained
@@ -226,7 +217,6 @@ def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list
 
 
 def _most_processes(asked: AskedStudy) -> int:
-    """That this machine holds at once; a warning where they are too few."""
     from synchromesh.study.processes import most_processes
 
     devices = max(asked.devices)
@@ -241,11 +231,9 @@ def _most_processes(asked: AskedStudy) -> int:
 
 
 def _predicted(asked: AskedStudy) -> "Iterator[RunResult]":
-    """Rows of devices that are not there."""
     from synchromesh.study.prediction import predicted
 
     kinds = asked.args.predict
     for workload in asked.models if kinds else ():
-        yield from predicted(
-            workload, asked.settings([workload.batch_size]), kinds, asked.args.bf16
-        )
+        settings = asked.settings([workload.batch_size])
+        yield from predicted(workload, settings, kinds, asked.args.bf16)

@@ -1,5 +1,4 @@
-"""The console: tables, texts and the progress of a run, on a terminal, a file or a pipe, whose
-reader may leave early."""
+"""The console: tables, texts and progress, on a terminal, a file or a pipe that may be closed."""
 
 import os
 import sys
@@ -49,8 +48,7 @@ def table(
 
 @contextmanager
 def working(quiet: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Shows, after so many seconds, what a command that calls what it yields is doing; on
-    terminals."""
+    """Shows, on terminals, after so many seconds, what its caller says that it is doing."""
     shown = Console(stderr=True)
     line = shown.status("")
     timer = Timer(quiet, line.start if shown.is_terminal else str)

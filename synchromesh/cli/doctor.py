@@ -40,7 +40,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _survey(args: argparse.Namespace) -> "Survey":
-    """What all ranks measure together."""
     from synchromesh.doctor.survey import survey
     from synchromesh.launch.machine import machine_of
 
@@ -55,7 +54,6 @@ def _survey(args: argparse.Namespace) -> "Survey":
 
 
 def _report(args: argparse.Namespace, measured: "Survey") -> None:
-    """Writes the cluster and shows what was measured; Refuted where there is a problem."""
     from synchromesh.doctor.checks import checks
 
     findings = checks(measured, _port(args.port))
@@ -63,15 +61,12 @@ def _report(args: argparse.Namespace, measured: "Survey") -> None:
     write(path, cluster.to_json() if path.suffix == ".json" else cluster.to_yaml())
     problems = [x.sentence for x in findings if x.level == "problem"]
     document = {
-        **measured.to_dict(),
-        "checks": [x.to_dict() for x in findings],
-        "passed": not problems,
-        "cluster": cluster.to_dict(),
-        "output": str(path),
-    }
+        **measured.to_dict(), "checks": [x.to_dict() for x in findings], "passed": not problems,
+        "cluster": cluster.to_dict(), "output": str(path),
+    }  # fmt: skip
     answer(args, document, lambda: _show(measured, findings, f"{cluster} -> {path}"))
     if problems:
-        count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        count = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
         raise Refuted(f"{count}: {'; '.join(problems)}")
 
 
@@ -84,10 +79,8 @@ COMMAND = command(
     option("--quick", action="store_true", help="fewer sizes, about 3 s"),
     option("--output", default="cluster.yaml", metavar="FILE", help="default cluster.yaml"),
     options.FORCE,
-    option(
-        "--port", type=options.port, metavar="N",
-        help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500",
-    ),
+    option("--port", type=options.port, metavar="N",
+           help="of rank 0's host, checked to be free; default MASTER_PORT, else 29500"),
     options.JSON,
 )  # fmt: skip
 
@@ -110,9 +103,7 @@ def _open(seconds: int = 60) -> "World":
     except (ValueError, TimeoutError, RuntimeError) as error:
         several = os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
         machine = machine_of(int(os.environ["RANK"]), torch.device("cpu"))
-        problems = [
-            finding.sentence for finding in alone(machine, several) if finding.level != "ok"
-        ]
+        problems = [x.sentence for x in alone(machine, several) if x.level != "ok"]
         if not problems:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -122,15 +113,12 @@ def _open(seconds: int = 60) -> "World":
 
 
 def _port(asked: int | None, torchrun: int = 29500) -> "Ports | None":
-    """Whether the port is free, else that where `torchrun` lets hosts meet; nothing where it is
-    the one that this very run meets at."""
+    """Whether the port is free, or torchrun's default one; None for that of this very run."""
     from synchromesh.doctor.checks import Ports
     from synchromesh.launch.machine import port_taken
 
     port = asked or torchrun
-    if str(port) == os.environ.get("MASTER_PORT"):
-        return None
-    return Ports(port, port_taken(port))
+    return None if str(port) == os.environ.get("MASTER_PORT") else Ports(port, port_taken(port))
 
 
 def _show(survey: "Survey", findings: "list[Finding]", written: str) -> None:
@@ -199,11 +187,8 @@ def _collectives(survey: "Survey") -> "Table":
     title = f"Collectives on {len(survey.machines)} ranks: milliseconds; rate of what a rank sends"
     timed = [(t, dict(t.points)) for t in survey.timings]
     rows = (
-        (
-            t.kind + (f" ({t.way})" if t.way else ""),
-            *(f"{times[n] * 1e3:.2f}" if n in times else "" for n in sizes),
-            *_latency_and_rate(t.line),
-        )
-        for t, times in timed
-    )
+        (t.kind + (f" ({t.way})" if t.way else ""),
+         *(f"{of[n] * 1e3:.2f}" if n in of else "" for n in sizes), *_latency_and_rate(t.line))
+        for t, of in timed
+    )  # fmt: skip
     return _table(title, ("", *named, "latency us", "MB/s"), rows)

@@ -39,8 +39,7 @@ def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
     from synchromesh.planning.offline import explain_plan
     from synchromesh.trace.partition.explain import text
 
-    precision = options.precision(args.bf16)
-    explanation = explain_plan(options.example(args), plan, count, precision)
+    explanation = explain_plan(options.example(args), plan, count, options.precision(args.bf16))
     if args.json:
         return json.dumps({"bf16": args.bf16, **explanation.document()})
     return printable(text(explanation), lines=True)

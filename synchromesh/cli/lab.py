@@ -45,7 +45,6 @@ def up(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> "Description":
-    """The hosts that are asked for."""
     from synchromesh.lab import Description
 
     asked = ("hosts", "bandwidth", "cpu", "memory")
@@ -76,8 +75,7 @@ def do(args: argparse.Namespace) -> int:
 
     lab = Lab.open(args.name)
     getattr(lab, args.deed)(args.host)
-    done = f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}"
-    answer(args, _document(lab), done)
+    answer(args, _document(lab), f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}")
     return 0
 
 
@@ -115,11 +113,9 @@ def _report(removed: list[str]) -> None:
 def _document(lab: "Lab") -> dict[str, Any]:
     """The lab at this moment; bandwidths in bits a second, shares in cores."""
     shown: dict[str, Any] = {
-        "name": lab.name,
-        "emulated": True,
-        "keeper": lab.tag.pid,
+        "name": lab.name, "emulated": True, "keeper": lab.tag.pid,
         "cluster": str(lab.cluster_file),
-    }
+    }  # fmt: skip
     if lab.description.uplink is not None:
         shown["racks"] = [list(rack) for rack in lab.description.racks]
         shown["uplink"] = lab.current().uplink
@@ -147,25 +143,19 @@ def _table(lab: dict[str, Any]) -> "Table":
     rows = [_host(host, racks) for host in lab["hosts"]]
     known = {"rack": bool(racks), "memory": any(host["memory"] for host in lab["hosts"])}
     columns = [name for name in rows[0] if known.get(name, True)]
-    cells = ([row[name] for name in columns] for row in rows)
-    return table(title, columns, cells, left=columns)
+    return table(title, columns, ([row[name] for name in columns] for row in rows), left=columns)
 
 
 def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
-    """What a table says of a host, by columns."""
     from synchromesh.lab.description import show_bandwidth, show_share
     from synchromesh.values import size
 
     return {
-        "host": str(host["host"]),
-        "rack": racks.get(host["host"], ""),
-        "address": host["address"],
-        "bandwidth": show_bandwidth(host["bandwidth"]),
-        "cpu": show_share(host["cpu"]),
-        "memory": size.show(host["memory"]) if host["memory"] else "-",
-        "state": host["state"],
+        "host": str(host["host"]), "rack": racks.get(host["host"], ""), "address": host["address"],
+        "bandwidth": show_bandwidth(host["bandwidth"]), "cpu": show_share(host["cpu"]),
+        "memory": size.show(host["memory"]) if host["memory"] else "-", "state": host["state"],
         "processes": str(host["processes"]),
-    }
+    }  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -194,10 +184,9 @@ def run(args: argparse.Namespace) -> int:
     if received:
         code = 128 + received[0]
     if args.json:
-        seconds = round(time.monotonic() - start, 3)
         print(json.dumps({
             "lab": lab.name, "emulated": True, "hosts": hosts, "command": command,
-            "seconds": seconds, "exit_code": code,
+            "seconds": round(time.monotonic() - start, 3), "exit_code": code,
         }))  # fmt: skip
     return code
 
@@ -240,10 +229,8 @@ def _passing_on(running: "Running", received: list[int]) -> Iterator[None]:
 
 
 UNNAMED = "lab"  # the name of the lab where none is given
-NAME = option(
-    "--name", default=UNNAMED, metavar="NAME",
-    help="of the lab, where several are up; default lab",
-)  # fmt: skip
+NAME = option("--name", default=UNNAMED, metavar="NAME",
+              help="of the lab, where several are up; default lab")  # fmt: skip
 ON_A_HOST = option("--host", type=options.natural, metavar="N", required=True)
 EPILOG = (
     "Rates are such as 100kbit, 200mbit, 1.5gbit (each way); shares are per cent of one core, "
@@ -256,11 +243,8 @@ def _command(
     name: str, main: Callable[[argparse.Namespace], int], what: str, /, *arguments: Argument,
     **defaults: object,
 ) -> Argument:  # fmt: skip
-    """One whose line in the list of commands says all."""
-    said = f"{what[0].upper()}{what[1:]}."
-    return command(
-        name, main, what, said, NAME, options.JSON, *arguments, epilog=EPILOG, **defaults
-    )
+    said, arguments = f"{what[0].upper()}{what[1:]}.", (NAME, options.JSON, *arguments)
+    return command(name, main, what, said, *arguments, epilog=EPILOG, **defaults)
 
 
 UP = _command(

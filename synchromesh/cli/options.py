@@ -21,8 +21,7 @@ DOCUMENTS = (".yaml", ".yml", ".json")  # endings of files
 
 
 def _number(kind: Callable[[str], N], text: str, least: N, most: float, what: str) -> N:
-    """The number in a text, from `least` to below `most`; ArgumentTypeError where it is not
-    `what` was asked for."""
+    """The number in a text, from `least` to below `most`; ArgumentTypeError for others."""
     with suppress(ValueError):
         number = kind(text)
         if least <= number < most:
@@ -72,23 +71,17 @@ TARGETS = together(
     option("--data", metavar="DIR", action="append", default=[],
            help="folder of a bundled workload's data; once, or once for each TARGET"),
 )  # fmt: skip
-HEADROOM = option(
-    "--headroom", type=headroom, metavar="SIZE",
+HEADROOM = option("--headroom", type=headroom, metavar="SIZE",
     help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
-    "where predictions of memory are less exact",
-)  # fmt: skip
-BF16 = option(
-    "--bf16", action=argparse.BooleanOptionalAction, default=False,
-    help="compute in bfloat16 by autocast; parameters keep their type",
-)  # fmt: skip
+    "where predictions of memory are less exact")  # fmt: skip
+BF16 = option("--bf16", action=argparse.BooleanOptionalAction, default=False,
+              help="compute in bfloat16 by autocast; parameters keep their type")  # fmt: skip
 FORCE = option("--force", action="store_true", help="overwrite that file")
-JSON = option(
-    "--json", action="store_true", help="one document on stdout, everything else on stderr"
-)
+JSON = option("--json", action="store_true",
+              help="one document on stdout, everything else on stderr")  # fmt: skip
 
 
 def target(required: bool = True) -> Argument:
-    """TARGET, --data and --batch-size."""
     return together(
         option("target", metavar="TARGET", nargs=None if required else "?",
                help="a bundled workload, or path/to/file.py:function"),
@@ -108,7 +101,6 @@ def plan_and_seed(default: str = "auto") -> Argument:
 
 
 def nproc(what: str = "local processes") -> Argument:
-    """--nproc; `what` it counts."""
     return option("--nproc", type=positive, metavar="N", help=f"{what}; default: the GPUs, else 2")
 
 
@@ -129,8 +121,7 @@ def processes(asked: int | None) -> int:
 
 
 def example(args: argparse.Namespace) -> "Workload":
-    """The workload of TARGET with the batch size that was asked for; without --data a bundled one
-    makes rows of its own."""
+    """TARGET's workload with the batch size asked for; a bundled one makes rows without --data."""
     from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data, synthetic=args.data is None)
@@ -165,10 +156,8 @@ def plan(text: str) -> "Plan":
 
 def check_degrees(plan: "Plan", ranks: int) -> None:
     """Raises ValueError where a word of `plan` has no layout on so many ranks, for any model."""
-    if plan.automatic:
+    if plan.automatic or plan.stages:  # which component is in which is the model's to say
         return
-    if plan.stages:
-        return  # of other sizes, maybe: which component is in which is the model's to say
     devices, faults = len(plan.devices(ranks)), []
     if plan.open_cuts:
         devices = len(plan.cut(["x"] * plan.stage_count, ranks).stages[0].ranks)

@@ -1,6 +1,4 @@
-"""`synchromesh plan TARGET --cluster C`: ranked plans for devices that need not be there.
-
-`--profile FILE` in place of TARGET: stages for layers that somebody else has measured."""
+"""`synchromesh plan TARGET --cluster C` (or `--profile FILE`): ranked plans without devices."""
 
 import argparse
 from collections.abc import Callable
@@ -135,7 +133,6 @@ def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
 
 
 def _here() -> str:
-    """The cluster that doctor measured in this folder."""
     if not Path(FILE).is_file():
         raise ValueError(
             f"plan needs a cluster: --cluster NAME of the catalogue (--clusters lists them), or "

@@ -53,12 +53,9 @@ def hush() -> None:
 
 
 def _warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
     line: str | None = None,
-) -> str:
+) -> str:  # fmt: skip
     if issubclass(category, UserWarning) and filename.startswith(PACKAGE):
         return f"synchromesh: warning: {printable(str(message))}\n"
     return f"{filename}:{lineno}: {category.__name__}: {printable(str(message))}\n"
@@ -80,8 +77,7 @@ def forked(count: int, *modules: str) -> Iterator[list["Fork"]]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector of cycles: a fifth of imports, a seventh of a command that ends soon
-    anyway."""
+    """Without the collector of cycles, a fifth of imports, a seventh of commands that end soon."""
     gc.disable()
     try:
         yield
@@ -101,5 +97,4 @@ def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> i
 
 
 def again(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
-    """Runs this very command line on local ranks."""
     return start(["-m", "synchromesh", *words], ranks, forks)

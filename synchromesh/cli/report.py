@@ -111,8 +111,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]":
-    """The last recorded step of a trace, of which `most` bytes, unpacked, are read. ValueError
-    where the file is not as `train` writes it."""
+    """The last step of a trace's first `most` bytes, unpacked. ValueError: not `train`'s."""
     try:
         with gzip.open(path) as file:
             events = json.loads(file.read(most))["traceEvents"]
@@ -125,8 +124,6 @@ def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]"
 
 
 def _last_step(events: list[dict[str, Any]]) -> "Iterator[TimelineSpan]":
-    """What every rank did in the last step that it recorded, cut where that begins and ends;
-    events are in microseconds."""
     from synchromesh.results.run import TimelineSpan
 
     steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "step"}

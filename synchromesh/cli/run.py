@@ -28,9 +28,8 @@ def main(args: argparse.Namespace) -> int:
         os.dup2(standard, 1)
         os.close(standard)
     seconds = round(time.monotonic() - start, 3)
-    print(
-        json.dumps({"script": args.script, "ranks": count, "seconds": seconds, "exit_code": code})
-    )
+    document = {"script": args.script, "ranks": count, "seconds": seconds, "exit_code": code}
+    print(json.dumps(document))
     return code
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from synchromesh.cli.console import Console
+from synchromesh.cli.console import Console, table
 from synchromesh.results.groups import RunComparison, RunGroup, comparisons
 from synchromesh.results.study import StudyResults
 from synchromesh.study.contest import Progress as Report
@@ -18,8 +17,7 @@ from synchromesh.values.size import readable
 
 
 class StudyDisplay:
-    """A live line on a terminal; elsewhere a line for each thing that is done, and now and then
-    how long it still takes."""
+    """A live line on a terminal; elsewhere a line for each thing done, and how long is left."""
 
     LINE_SECONDS = 60.0  # between lines that say nothing but how long it takes; chosen
 
@@ -46,9 +44,8 @@ class StudyDisplay:
             )  # fmt: skip
             self._task = self._bar.add_task("", total=report.runs)
             self._bar.start()
-        self._bar.update(
-            self._task, completed=report.done, description=printable(report.doing + left)
-        )
+        doing = printable(report.doing + left)
+        self._bar.update(self._task, completed=report.done, description=doing)
         if report.stays:
             self._bar.console.print(Text(printable(report.doing)))
 
@@ -69,14 +66,10 @@ def show(results: StudyResults, folder: Path) -> None:
     console = Console(highlight=False)
     for comparison in comparisons(results):
         metric = next(iter(comparison.metrics), "")
-        table = Table(title=Text(printable(_title(comparison))), title_justify="left")
         columns = ("strategy", "devices", "step", "speedup", "waits", "memory", metric, "plan")
-        for name in filter(None, columns):
-            left = name in ("strategy", "plan")
-            table.add_column(Text(printable(name)), justify="left" if left else "right")
-        for group in comparison.groups:
-            table.add_row(*(Text(printable(cell)) for cell in _cells(group, metric)))
-        console.print(table)
+        rows = (_cells(group, metric) for group in comparison.groups)
+        shown = [name for name in columns if name]
+        console.print(table(_title(comparison), shown, rows, left=("strategy", "plan")))
     console.print(Text(printable(f"{folder}/report.html, results.json, results.csv")))
 
 
@@ -92,20 +85,18 @@ def _cells(group: RunGroup, metric: str) -> list[str]:
     step, end = group.step_seconds, group.ends(metric) if metric else None
     memory = max((m.total for run in group.done for m in run.peak_memory_bytes), default=0)
     shown = [
-        group.first.strategy,
-        str(group.first.devices),
+        group.first.strategy, str(group.first.devices),
         _shown("{:.1f} ms", step.median * 1e3 if step else None),
         _shown("{:.2f}", group.median(lambda run: run.speedup) or None),
         _shown("{:.0%}", group.median(lambda run: run.exposed_share)),
         readable(memory) if memory else "-",
-    ]
+    ]  # fmt: skip
     if metric:
         shown.append(_shown("{:.4g}", end.mean if end else None))
     return [*shown, _plans(group)]
 
 
 def _plans(group: RunGroup) -> str:
-    """Those of its runs, and why others failed."""
     plans = dict.fromkeys(run.plan for run in group.done if run.plan)
     failed = dict.fromkeys(run.reason for run in group.runs if run.status == "failed")
     return "; ".join([*plans, *(f"failed: {reason}" for reason in failed)])

@@ -123,7 +123,6 @@ class Asked:
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
-    """The plan of the resumed run, if as many ranks go on; else the planner's choice."""
     if not before:
         return "auto"
     count = ranks.size() if ranks.inside() else options.processes(args.nproc)
@@ -162,7 +161,6 @@ def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | N
 
 
 def _begins() -> bool:
-    """Whether nobody has begun this run yet: no launcher of ours, which has looked already, no
-    other rank, and no start of these ranks before (torchrun may start them again)."""
+    """Whether nobody has begun this run: no launcher of ours, no other rank, no torchrun."""
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     return not launched() and ranks.first() and not again

@@ -12,21 +12,7 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, summary
 from synchromesh.report.numbers import counted
-from synchromesh.runs.events import (
-    CheckpointNotSaved,
-    CheckpointSaved,
-    EpochMeasured,
-    PlanChosen,
-    PlanDecided,
-    RunEnded,
-    RunEvent,
-    RunResumed,
-    RunStopped,
-    StepLoss,
-    StepPredicted,
-    SwitchMeasured,
-    logged_metrics,
-)
+from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
 from synchromesh.runs.tensorboard import TensorBoard
 from synchromesh.runs.trainer_events import StepLog, layout_in_force, started
@@ -40,8 +26,7 @@ from synchromesh.values.fault import Stopped
 
 
 def train(job: Job, document: TextIO | None) -> int:
-    """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result as
-    JSON, which else is shown."""
+    """Trains to the end, or to a signal: Stopped, on all ranks. document: gets the result."""
     display = Display(ranks.first())
     report = _Report(job, display, document)
     try:
@@ -78,18 +63,13 @@ class _Report:
         self.epoch: events.EpochStarted | None = None
         self._decided_in_step = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            events.Started: self._started,
-            events.EpochStarted: self._epoch_started,
-            events.Losses: self._losses,
-            events.StepDone: self._step_done,
-            events.EpochTrained: self._epoch_trained,
-            events.EpochEnded: self._epoch_ended,
-            events.Saved: lambda e: self._log(CheckpointSaved(path=str(e.path), step=e.step)),
-            events.NotSaved: self._not_saved,
-            events.Interrupted: self._interrupted,
-            events.Finished: self._finished,
-            Decision: self._decided,
-        }
+            events.Started: self._started, events.EpochStarted: self._epoch_started,
+            events.Losses: self._losses, events.StepDone: self._step_done,
+            events.EpochTrained: self._epoch_trained, events.EpochEnded: self._epoch_ended,
+            events.Saved: self._saved,
+            events.NotSaved: self._not_saved, events.Interrupted: self._interrupted,
+            events.Finished: self._finished, Decision: self._decided,
+        }  # fmt: skip
 
     def close(self) -> None:
         """Ends what goes on, however the run has ended."""
@@ -102,7 +82,7 @@ class _Report:
         """One event; all ranks call alike."""
         self._handlers[type(event)](event)
 
-    def _log(self, event: RunEvent) -> None:
+    def _log(self, event: logged.RunEvent) -> None:
         if self.display.shown:
             self._write(lambda: self.folder.log(event))
         if self.board is not None:
@@ -133,21 +113,19 @@ class _Report:
         self._log(layout_in_force(trainer))
         self._watch(trainer)
         if event.resumed is not None:
-            self._log(RunResumed(checkpoint=str(event.resumed), step=trainer.steps))
+            self._log(logged.RunResumed(checkpoint=str(event.resumed), step=trainer.steps))
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
         self.display.say(
             f"{job.workload.name} under plan {trainer.plan} on "
-            f"{counted(trainer.world.size, 'rank')} "
-            f"({trainer.world.device.type}), batch {job.workload.batch_size}; "
-            f"run folder {self.folder.path}"
+            f"{counted(trainer.world.size, 'rank')} ({trainer.world.device.type}), "
+            f"batch {job.workload.batch_size}; run folder {self.folder.path}"
         )
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
 
     def _watch(self, trainer: Trainer) -> None:
-        """Which steps are looked at: those asked for, else one after warm-up. On CUDA, where that
-        has not been tried, only those asked for."""
+        """Steps to look at: those asked for, else one after warm-up; on CUDA (untried) none."""
         self.steps = StepLog(trainer.world)
         asked = self.job.trace_steps
         if asked is not None or trainer.world.device.type == "cpu":
@@ -168,10 +146,10 @@ class _Report:
         """What a step should take, said before the first one; how the plan was found."""
         predicted = trainer.predict()
         self.predicted = None if predicted.time is None else predicted.seconds
-        self._log(StepPredicted.saying(predicted.to_dict()))
+        self._log(logged.StepPredicted.saying(predicted.to_dict()))
         choice = trainer.explained() if self.display.shown else None
         if choice is not None and len(choice.candidates) > 1:
-            self._log(PlanChosen.saying(choice.to_dict()))
+            self._log(logged.PlanChosen.saying(choice.to_dict()))
             self.display.table(choice_table(choice))
             self.display.table(component_table(trainer))
             for line in notes(choice):
@@ -230,14 +208,18 @@ class _Report:
 
     def _losses(self, event: events.Losses) -> None:
         for step, loss in enumerate(event.values, event.first):
-            self._log(StepLoss(step=step, epoch=event.epoch, loss=loss))
+            self._log(logged.StepLoss(step=step, epoch=event.epoch, loss=loss))
+
+    def _saved(self, event: events.Saved) -> None:
+        self._log(logged.CheckpointSaved(path=str(event.path), step=event.step))
 
     def _not_saved(self, event: events.NotSaved) -> None:
-        self._log(CheckpointNotSaved(path=str(event.path), step=event.step, reason=event.reason))
+        path, reason = str(event.path), event.reason
+        self._log(logged.CheckpointNotSaved(path=path, step=event.step, reason=reason))
         self.display.say(f"no checkpoint at step {event.step}: {event.reason}")
 
     def _interrupted(self, event: events.Interrupted) -> None:
-        self._log(RunStopped(signal=event.cause, step=event.step))
+        self._log(logged.RunStopped(signal=event.cause, step=event.step))
         self.display.say(
             f"{event.cause}: stopped after step {event.step}; go on with --resume "
             f"{event.checkpoint}"
@@ -247,13 +229,13 @@ class _Report:
         """A decision of the adapter, logged and shown with its reasons; later what came of it."""
         assert self.trainer is not None
         if decision.measured_after is not None:
-            self._log(SwitchMeasured.saying(decision.to_dict()))
+            self._log(logged.SwitchMeasured.saying(decision.to_dict()))
             return self.display.say(
                 f"since the switch at step {decision.step} a step takes "
                 f"{decision.measured_after * 1e3:.0f} ms ({decision.measured_before * 1e3:.0f} ms "
                 f"before; {decision.predicted_after * 1e3:.0f} ms were predicted)"
             )
-        self._log(PlanDecided.saying(decision.to_dict()))
+        self._log(logged.PlanDecided.saying(decision.to_dict()))
         self._decided_in_step = True
         if decision.switched:
             self._note_plan(self.trainer)
@@ -271,19 +253,16 @@ class _Report:
         assert self.trainer is not None and self.steps is not None and self.used is not None
         used = self.trainer.world.everyone.all_gather_json(self.used.share)
         self._log(
-            EpochMeasured(
-                epoch=event.epoch,
-                step=event.step,
-                loss=event.loss,
+            logged.EpochMeasured(
+                epoch=event.epoch, step=event.step, loss=event.loss,
                 seconds=round(event.seconds, 3),
                 samples_per_second=round(event.samples_per_second, 1),
                 trained_seconds=round(self.steps.trained_seconds, 3),
-                elapsed_seconds=round(time.monotonic() - self.began, 3),
-                utilisation=tuple(used),
+                elapsed_seconds=round(time.monotonic() - self.began, 3), utilisation=tuple(used),
                 metrics=event.metrics,
             )
-        )
-        metrics = logged_metrics(event.metrics)
+        )  # fmt: skip
+        metrics = logged.logged_metrics(event.metrics)
         shown = "".join(f"  {name} {_shown(value)}" for name, value in metrics.items())
         self.display.say(
             f"epoch {event.epoch}  step {event.step}  loss {_number(event.loss)}"
@@ -304,7 +283,7 @@ class _Report:
             event.trainer.world.everyone.broadcast_json(None)
 
     def _conclude(self, trainer: Trainer, result: events.FitResult) -> None:
-        metrics, speed = logged_metrics(result.metrics), result.samples_per_second
+        metrics, speed = logged.logged_metrics(result.metrics), result.samples_per_second
         values: dict[str, Any] = {
             "workload": self.job.workload.name, "plan": str(result.plan), "ranks": result.ranks,
             "steps": result.steps, "epochs": result.epochs, "loss": result.loss,
@@ -314,21 +293,19 @@ class _Report:
             "switches": [d.to_dict() for d in result.decisions if d.switched],
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
         }  # fmt: skip
-        self._log(RunEnded.saying(values))
+        self._log(logged.RunEnded.saying(values))
         if self.document is not None:
             return print(json.dumps(finite(values)), file=self.document, flush=True)
+        measured, predicted = map(_milliseconds, (result.step_seconds, self.predicted))
         rows = {
-            "epochs": f"{result.epochs} ({result.steps} steps)",
-            "loss": _number(result.loss),
+            "epochs": f"{result.epochs} ({result.steps} steps)", "loss": _number(result.loss),
             **{name: _shown(value) for name, value in metrics.items()},
             "best": "-" if result.best is None else _shown(result.best),
-            "samples per second": f"{speed:,.0f}",
-            "seconds": f"{result.seconds:.1f}",
-            "step": f"{_milliseconds(result.step_seconds)} measured, "
-            f"{_milliseconds(self.predicted)} predicted",
+            "samples per second": f"{speed:,.0f}", "seconds": f"{result.seconds:.1f}",
+            "step": f"{measured} measured, {predicted} predicted",
             "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
             "run folder": str(self.folder.path),
-        }
+        }  # fmt: skip
         summary(f"{self.job.workload.name}", rows)
 
 
@@ -341,5 +318,4 @@ def _number(value: float | None) -> str:
 
 
 def _shown(value: float) -> str:
-    """A share as a percentage, any other number as it is."""
     return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"

@@ -8,10 +8,8 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.values.fault import Refuted, printable
 
-BYTES = (
-    ("parameter bytes", "parameter_bytes_per_rank"),
-    ("bytes sent a step", "sent_bytes_per_step"),
-)
+BYTES = (("parameter bytes", "parameter_bytes_per_rank"),
+         ("bytes sent a step", "sent_bytes_per_step"))  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,7 +49,6 @@ COMMAND = command(
 
 
 def _deviation(target: str, document: dict[str, Any]) -> str:
-    """Where the plan deviates from one process, by how much, and what is allowed."""
     faults = [_fault(fault, document) for fault in document["faults"]]
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
         counted, explained = document[key], document[f"explained_{key}"]
@@ -68,7 +65,6 @@ def _deviation(target: str, document: dict[str, Any]) -> str:
 
 
 def _fault(fault: dict[str, Any], document: dict[str, Any]) -> str:
-    """The worst error of one kind of values."""
     what = f"the {fault['kind']}" + (f" {fault['name']}" if fault["name"] else "")
     value = fault["deviation"]
     shown = "more than any number" if value == sys.float_info.max else f"{value:.2e} of its value"
@@ -94,9 +90,8 @@ def _text(target: str, document: dict[str, Any]) -> str:
     for name, floor in document["noise_floor"].items():
         value = document[f"max_{name}_deviation"]
         lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
-    lines += [
-        f"  {name} per rank  {', '.join(f'{n:,}' for n in document[k])}" for name, k in BYTES
-    ]
+    for name, key in BYTES:
+        lines.append(f"  {name} per rank  {', '.join(f'{n:,}' for n in document[key])}")
     lines.append("  dropout is set to zero and batch norm synchronised in both")
     lines.append("passed" if document["passed"] else "FAILED")
     return printable("\n".join(lines), lines=True)

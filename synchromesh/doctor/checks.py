@@ -90,12 +90,10 @@ def alone(machine: Machine, several: bool) -> list[Finding]:
 
 def versions(machines: tuple[Machine, ...]) -> Answers:
     """torch and synchromesh must be equal: what ranks send each other depends on them."""
-    levels: tuple[tuple[str, Level], ...] = (
-        ("torch", "problem"), ("synchromesh", "problem"), ("python", "warning"),
-    )  # fmt: skip
-    for name, level in levels:
+    for name in ("torch", "synchromesh", "python"):
         ranks = _by({m.rank: getattr(m, name) for m in machines})
         if len(ranks) > 1:
+            level: Level = "warning" if name == "python" else "problem"
             yield level, f"ranks differ in {name} ({_ranks(ranks)}): install the same everywhere"
 
 
@@ -177,7 +175,6 @@ def _interfaces_of(group: list[Machine], host: str, several: bool) -> Answers:
 
 
 def ports(port: Ports | None) -> Answers:
-    """A port for the meeting of the ranks that is taken."""
     if port is not None and port.taken:
         yield _warning(
             f"port {port.port} of rank 0's host is in use, so that a run that meets there cannot "
@@ -283,7 +280,6 @@ def _cores(group: list[Machine]) -> float:
 
 
 def _by(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Ranks by value, the most frequent value first."""
     count = Counter(values.values())
     return {v: [r for r, x in values.items() if x == v] for v, _ in count.most_common()}
 

@@ -1,7 +1,7 @@
 """Links and collectives timed between the ranks of a world, and the line through the times.
 
-Every rank calls the functions here alike. A collective takes as long as it does on the rank that
-is slowest; a message takes half of the quickest way to another rank and back."""
+All ranks call alike. A collective takes as long as on its slowest rank; a message half of the
+quickest way to another rank and back."""
 
 import time
 from collections.abc import Sequence

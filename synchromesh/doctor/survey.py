@@ -19,16 +19,7 @@ from synchromesh.engine.groups import World
 from synchromesh.launch.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
-
-@dataclass(frozen=True)
-class SurveyTuning:
-    """What is measured. Chosen."""
-
-    every_pair: int = 6  # hosts; of more the neighbours alone are measured
-    clock_readings: int = 5  # of all clocks
-
-
-TUNING = SurveyTuning()
+EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured; chosen
 # edges of the products; the last is what counts, the ones before it warm the device up
 EDGES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 COPIED = {"cpu": 1 << 25, "cuda": 1 << 30}  # bytes
@@ -79,10 +70,8 @@ class Survey:
             for (a, b), line in lines.items()
         }  # fmt: skip
         between = [x for (a, b), x in wires.items() if a != b]
-        rest = _middle(between) if len(ranks_of) > TUNING.every_pair else None
-        return Cluster(
-            name, made, tuple(wires.values()), emulated=self.emulated, date=self.date, network=rest
-        )
+        rest = _middle(between) if len(ranks_of) > EVERY_PAIR else None
+        return Cluster(name, made, (*wires.values(),), self.emulated, date=self.date, network=rest)
 
     def _device(self, rank: int) -> Device:
         m = self.machines[rank]
@@ -92,12 +81,11 @@ class Survey:
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `synchromesh doctor --json`, without checks and cluster."""
+        of_ranks = zip(self.machines, self.flops, self.copied, self.clocks, strict=True)
         return {
             "ranks": [
                 {**m.to_dict(), "flops": f, "bytes_per_second": c, "clock_seconds_ahead": t}
-                for m, f, c, t in zip(
-                    self.machines, self.flops, self.copied, self.clocks, strict=True
-                )
+                for m, f, c, t in of_ranks
             ],
             "collectives": [{**asdict(t), **asdict(t.line)} for t in self.timings],
             "messages": [{**asdict(m), **asdict(m.line)} for m in self.messages],
@@ -133,7 +121,7 @@ def pairs(ranks_of: dict[str, list[int]]) -> list[tuple[int, int]]:
     """The ranks between which messages are timed: two of each host, one of each of two hosts."""
     first = [ranks[0] for ranks in ranks_of.values()]
     inside = [(ranks[0], ranks[1]) for ranks in ranks_of.values() if len(ranks) > 1]
-    if len(first) <= TUNING.every_pair:
+    if len(first) <= EVERY_PAIR:
         return [*inside, *combinations(first, 2)]
     return [*inside, *pairwise(first), (first[0], first[-1])]
 
@@ -152,21 +140,15 @@ def survey(world: World, machine: Machine, quick: bool = False) -> Survey:
     messages = links.messages(world, pairs(hosts(machines)), quick)
     world.ledger.reset()
     return Survey(
-        tuple(machines),
-        tuple(f for f, _ in rates),
-        tuple(c for _, c in rates),
-        clocks,
-        tuple(timings),
-        tuple(messages),
-        emulated=bool(os.environ.get(LAB)),
+        tuple(machines), tuple(f for f, _ in rates), tuple(c for _, c in rates), clocks,
+        tuple(timings), tuple(messages), emulated=bool(os.environ.get(LAB)),
         date=date.today().isoformat(),
-    )
+    )  # fmt: skip
 
 
-def _clocks(world: World) -> tuple[float, ...]:
-    """Seconds by which each rank's clock is ahead of rank 0's: the median of a few readings."""
+def _clocks(world: World, readings_taken: int = 5) -> tuple[float, ...]:
     readings = []
-    for _ in range(TUNING.clock_readings):
+    for _ in range(readings_taken):
         world.everyone.barrier()
         seen = world.everyone.all_gather_json(time())
         readings.append([t - seen[0] for t in seen])
@@ -177,8 +159,7 @@ def flops_by_dtype(device: torch.device, seconds: float) -> dict[str, float]:
     """Achieved rate of large matrix products by dtype; no float16 on a CPU.
 
     seconds: for each dtype. float32 is as torch is set; where that is TF32 it is TF32's rate."""
-    kinds = DTYPES[device.type]
-    return {name: _products(device, dtype, seconds) for name, dtype in kinds.items()}
+    return {name: _products(device, dtype, seconds) for name, dtype in DTYPES[device.type].items()}
 
 
 def _products(device: torch.device, dtype: torch.dtype, seconds: float) -> float:

@@ -9,14 +9,6 @@ from synchromesh.lab.requirements import reason_unavailable
 from synchromesh.lab.running import HostFailed, Result, Running, Way
 
 __all__ = [
-    "Description",
-    "Emulated",
-    "HostFailed",
-    "HostState",
-    "Lab",
-    "Result",
-    "Running",
-    "Way",
-    "labs",
-    "reason_unavailable",
-]
+    "Description", "Emulated", "HostFailed", "HostState", "Lab", "Result", "Running", "Way",
+    "labs", "reason_unavailable",
+]  # fmt: skip

@@ -1,8 +1,7 @@
 """Control groups: each host's share of the cores, memory and freezer, in cgroup v1 or v2.
 
-One group for each host, named by its tag. `VersionOne` uses the cpu controller and, where it is
-mounted, memory and the freezer; `VersionTwo` the unified tree. Without a freezer the processes are
-stopped, without memory no limit can be set."""
+One group for each host, named by its tag. Without a freezer (v1) processes are stopped, without
+memory no limit can be set."""
 
 import os
 import signal
@@ -83,16 +82,14 @@ class Groups(ABC):
 
     @abstractmethod
     def set_memory(self, name: str, limit: int) -> None:
-        """Limit the bytes that the group's processes hold, without swap. ValueError where the
-        kernel cannot, or they hold more."""
+        """Limit the bytes that it holds, without swap. ValueError: impossible, or held."""
 
     @abstractmethod
     def memory(self, name: str) -> int | None:
         """Bytes that the group is limited to; None without a limit."""
 
     def held(self, name: str) -> int:
-        """Bytes that the group's processes hold of their own: without files, which the kernel
-        drops where memory is short."""
+        """Bytes of the group's processes without files, which the kernel drops where it must."""
         return self._count(name, *self.HELD)
 
     def killed(self, name: str) -> int:
@@ -209,7 +206,6 @@ class VersionTwo(Groups):
         (self._root / name / "cpu.weight").write_text(str(TUNING.cpu_weight * 100))
 
     def _pass_on(self, controller: str) -> None:
-        """Let the groups have a controller."""
         subtree = self._root / "cgroup.subtree_control"
         if controller not in subtree.read_text().split():
             try:
@@ -225,7 +221,6 @@ class VersionTwo(Groups):
         (self._root / name / "cpu.max").write_text(f"{quota} {TUNING.period_microseconds}")
 
     def cpu(self, name: str) -> float:
-        """Quota over period; infinite where there is no quota."""
         quota, period = (self._root / name / "cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
 
@@ -244,7 +239,6 @@ class VersionTwo(Groups):
         return None if text == "max" else int(text)
 
     def freeze(self, name: str) -> None:
-        """Write the group's freezer and wait until the kernel reports it."""
         (self._root / name / "cgroup.freeze").write_text("1")
         events = self._root / name / "cgroup.events"
         _await(name, lambda: "frozen 1" in events.read_text().splitlines())
@@ -263,13 +257,8 @@ def detect(root: Path = ROOT) -> Groups | None:
         freezer, memory = (tree if os.access(tree, os.W_OK) else None for tree in others)
         return VersionOne(root / "cpu", freezer, memory)
     controllers = root / "cgroup.controllers"
-    if (
-        controllers.exists()
-        and "cpu" in controllers.read_text().split()
-        and os.access(root, os.W_OK)
-    ):
-        return VersionTwo(root)
-    return None
+    known = controllers.read_text().split() if controllers.exists() else []
+    return VersionTwo(root) if "cpu" in known and os.access(root, os.W_OK) else None
 
 
 def kill(groups: Groups, name: str) -> None:

@@ -1,11 +1,7 @@
 """A live switch shown: two emulated hosts train, their links become slow, the plan changes.
 
 `python -m synchromesh.lab.demo` (root, Linux); elsewhere it says so and shows nothing. It fails
-where no switch follows that makes steps quicker.
-
-    1 Gbit/s                                    4 Mbit/s
-    training under the plan found for it   ->   noticed, measured, a better plan, training goes on
-"""
+where no switch follows that makes steps quicker."""
 
 import json
 import signal
@@ -77,9 +73,8 @@ def _train(run: Path) -> int:
             sys.executable, "-m", "synchromesh", "train", *DEMO.workload, "--adapt",
             "--steps", str(DEMO.steps), "--output", str(run),
         ]  # fmt: skip
-        running = lab.start(
-            command, timeout=DEMO.limit_seconds, listener=show, environment={"COLUMNS": "110"}
-        )
+        wide = {"COLUMNS": "110"}
+        running = lab.start(command, DEMO.limit_seconds, environment=wide, listener=show)
         changed, late = 0, 0.0
         while running.poll() is None:
             with suppress(TimeoutError):
@@ -125,13 +120,11 @@ def _judged(run: Path, changed: int) -> tuple[bool, str]:
 
 
 def _switched(run: Path, kind: str, changed: int) -> dict[str, Any] | None:
-    """The first switch that a change after step `changed` led to, as events of a kind have it."""
     switches = (d for d in _log(run, kind) if d["switched"] and d["step"] > changed)
     return next((d for d in switches if d["measuring_seconds"]), None)
 
 
 def _log(run: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The lines of one kind in the run's log; none where it is not there yet."""
     with suppress(FileNotFoundError):
         for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n") and (event := json.loads(line))["event"] == kind:

@@ -33,8 +33,6 @@ UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 @dataclass(frozen=True)
 class LabLimits:
-    """What one machine can emulate."""
-
     most_hosts: int = 200  # addresses 10.77.0.1 and up, and what one machine can bear
     # Bits a second. Less, and one burst of the shaper (64 KB) lasts longer than 5 s; more, and the
     # kernel's timers and the two ends on one machine are the limit.
@@ -174,16 +172,10 @@ class Description(document.Document):
 
     @classmethod
     def alike(
-        cls,
-        hosts: int | None,
-        bandwidth: Any,
-        cpu: Any,
-        racks: Sequence[Sequence[int]] = (),
-        uplink: Any = None,
-        memory: Any = None,
-    ) -> "Description":
-        """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all or a sequence by
-        host."""
+        cls, hosts: int | None, bandwidth: Any, cpu: Any, racks: Sequence[Sequence[int]] = (),
+        uplink: Any = None, memory: Any = None,
+    ) -> "Description":  # fmt: skip
+        """`hosts` hosts; `bandwidth`, `cpu` and `memory` are one value for all, or one by host."""
         values = (bandwidth, cpu, memory)
         lengths = {len(v) for v in values if _is_sequence(v)}
         count = hosts if hosts is not None else max(lengths, default=1)
@@ -199,7 +191,7 @@ class Description(document.Document):
                 Emulated(
                     parse_bandwidth(rate),
                     parse_share(part, cores),
-                    None if limit is None else parse_memory(limit),
+                    parse_memory(limit) if limit is not None else None,
                 )
                 for rate, part, limit in by_host
             ),
@@ -244,15 +236,13 @@ class Description(document.Document):
         return shown
 
     def rack(self, host: int) -> int:
-        """The rack that `host` stands in; 0 where there are none."""
         return next((i for i, rack in enumerate(self.racks) if host in rack), 0)
 
     def pins(self, available: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Cores of each host: those that carry the least so far, the largest hosts first.
 
-        A host of 40 % is one core: on several, the first of its threads to run takes all of the
-        period's quota to its core, and the thread that moves messages, on another, stands still
-        until the next."""
+        A host of 40 % is one core: on several, its first thread to run takes all of the period's
+        quota, and the one that moves messages, on another core, stands still until the next."""
         load = dict.fromkeys(available, 0.0)
         pins: dict[int, tuple[int, ...]] = {}
         for host in sorted(range(len(self.hosts)), key=lambda h: -self.hosts[h].cpu):
@@ -295,10 +285,8 @@ class Description(document.Document):
                 for a in range(len(names))
                 for b in range(a + 1, len(names))
             ),
-            emulated=True,
-            source="lab",
-            date=date,
-        )
+            emulated=True, source="lab", date=date,
+        )  # fmt: skip
 
     def _between(self, a: int, b: int) -> int:
         """Bits a second from host to host when nothing else is on the way."""
@@ -318,7 +306,6 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
 
 
 def _hosts(value: Any, path: str) -> list[Emulated]:
-    """One entry of the list of hosts, which stands for `count` equal ones."""
     needed = ("bandwidth", "cpu")
     item = document.mapping(value, path, (*needed, "memory", "count"), needed)
     cores = os.cpu_count() or 1

@@ -43,8 +43,7 @@ def enter(namespace: str, cores: set[int], parent: int, doors: list[str]) -> Non
     handle = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     _done(libc.setns(handle, Clone.NETWORK), "setns")
     os.close(handle)
-    # As `ip netns exec` does: /sys/class/net shows the interfaces of the namespace it was
-    # mounted in.
+    # As `ip netns exec` does: /sys/class/net shows the interfaces of where it was mounted.
     _done(libc.unshare(Clone.MOUNTS), "unshare")
     _done(libc.mount(b"", b"/", b"none", Mount.SLAVE | Mount.RECURSIVE, None), "mount /")
     os.sched_setaffinity(0, cores)

@@ -1,8 +1,8 @@
 """A lab's keeper: the process that removes the lab, as it is and as the lab's owner has it.
 
-It has the reading end of a pipe. When the owner of the lab closes the pipe, or dies in whichever
-way, the keeper kills what runs in the hosts and removes them. One byte through the pipe makes it
-independent of its owner: it then keeps the lab until SIGTERM (`synchromesh lab down`)."""
+When the owner closes the pipe to it, or dies in whichever way, the keeper kills what runs in the
+hosts and removes them. One byte through the pipe makes it independent of its owner: it then keeps
+the lab until SIGTERM (`synchromesh lab down`)."""
 
 import os
 import signal
@@ -29,11 +29,9 @@ class KeeperProcess:
         path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # a Ctrl-C at the terminal is not for the keeper
-        )
+        )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
         tag = Tag.of(self._process.pid)
@@ -87,7 +85,6 @@ def main() -> None:
 
 
 def _close_streams() -> None:
-    """Close the streams of the command that brought the lab up, which may wait for their end."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -98,8 +95,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _parts(tag: Tag, groups: Groups) -> list[str]:
-    names = [*network.namespaces(), *groups.names()]
-    return [name for name in names if Tag.in_name(name) == tag]
+    return [name for name in [*network.namespaces(), *groups.names()] if Tag.in_name(name) == tag]
 
 
 def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:

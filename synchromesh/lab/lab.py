@@ -47,8 +47,6 @@ Memory = str | int  # `1GiB`, or bytes
 
 @dataclass(frozen=True)
 class HostState:
-    """What one host is at this moment, as the kernel has it."""
-
     host: int
     address: str
     bandwidth: int  # bits a second each way
@@ -60,20 +58,14 @@ class HostState:
 
 class Lab:
     """`hosts` emulated hosts; `bandwidth`, `cpu` and `memory` are one value for all, or one by
-    host (memory: none, and they share the machine's).
-
-    `racks`, two lists of hosts, and `uplink`, the rate between them, go together. ValueError for
-    what cannot be, in one sentence."""
+    host (no memory: the machine's). `racks`, two lists of hosts, and `uplink`, the rate between
+    them, go together. ValueError for what cannot be, in one sentence."""
 
     def __init__(
-        self,
-        hosts: int | None = None,
-        bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",
-        cpu: Share | Sequence[Share] = 0.4,
-        racks: Sequence[Sequence[int]] = (),
-        uplink: Bandwidth | None = None,
-        memory: Memory | Sequence[Memory | None] | None = None,
-    ) -> None:
+        self, hosts: int | None = None, bandwidth: Bandwidth | Sequence[Bandwidth] = "200mbit",
+        cpu: Share | Sequence[Share] = 0.4, racks: Sequence[Sequence[int]] = (),
+        uplink: Bandwidth | None = None, memory: Memory | Sequence[Memory | None] | None = None,
+    ) -> None:  # fmt: skip
         self._begin(Description.alike(hosts, bandwidth, cpu, racks, uplink, memory), None)
 
     @classmethod
@@ -174,12 +166,9 @@ class Lab:
     # ---- what runs in it
 
     def run(
-        self,
-        command: Sequence[str],
-        timeout: float | None = 120.0,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-    ) -> list[Result]:
+        self, command: Sequence[str], timeout: float | None = 120.0,
+        environment: Mapping[str, str] | None = None, cwd: str | Path | None = None,
+    ) -> list[Result]:  # fmt: skip
         """Start `command` once on every host and wait; the results by rank.
 
         Raises `HostFailed` for the host that failed first, or when the command runs longer than
@@ -191,14 +180,10 @@ class Lab:
             running.end()
 
     def start(
-        self,
-        command: Sequence[str],
-        timeout: float | None = None,
-        environment: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        listener: Listener | None = None,
-        hosts: int | None = None,
-    ) -> Running:
+        self, command: Sequence[str], timeout: float | None = None,
+        environment: Mapping[str, str] | None = None, cwd: str | Path | None = None,
+        listener: Listener | None = None, hosts: int | None = None,
+    ) -> Running:  # fmt: skip
         """Start `command` once on every host, or on the first `hosts`. The process on host r has
         RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
         SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
@@ -220,17 +205,14 @@ class Lab:
         return Running(processes, timeout, self._thaw_all, listener, why.told)
 
     def ways(self, hosts: int | None = None) -> list[Way]:
-        """How one run gets onto every host, or onto the first `hosts`. ValueError where one is
-        frozen or cut."""
+        """How a run gets onto every host, or the first `hosts`. ValueError where one is not up."""
         for now in self.states():
             if now.state != "up":
                 raise ValueError(
                     f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
                 )
-        # of the rendezvous: below those that the kernel gives away,
-        port = random.SystemRandom().randrange(
-            20_000, 30_000
-        )  # and an earlier run's may not be free
+        # of the rendezvous: below those that the kernel gives away; an earlier run's may be in use
+        port = random.SystemRandom().randrange(20_000, 30_000)
         used = self._hosts()[:hosts]
         pins = self.description.pins(_cores())
         return [
@@ -248,27 +230,18 @@ class Lab:
         # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
         path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         return {
-            "PATH": os.pathsep.join(path),
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(host),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": self._network.address(0),
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "eth0",
+            "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "RANK": str(host),
+            "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": self._network.address(0),
+            "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "eth0",
             **self._records.variables(self.name),
-        }
+        }  # fmt: skip
 
     # ---- what happens to its hosts
 
     def set(
-        self,
-        host: int | None = None,
-        bandwidth: Bandwidth | None = None,
-        cpu: Share | None = None,
-        uplink: Bandwidth | None = None,
-        memory: Memory | None = None,
-    ) -> None:
+        self, host: int | None = None, bandwidth: Bandwidth | None = None,
+        cpu: Share | None = None, uplink: Bandwidth | None = None, memory: Memory | None = None,
+    ) -> None:  # fmt: skip
         """Change the link, share or memory of one host or all, or the uplink; also during a run.
 
         A share is at most the cores the host came up with, as its processes are pinned to them."""
@@ -276,8 +249,7 @@ class Lab:
             raise ValueError("nothing to set: give a bandwidth, a share, memory, or an uplink")
         if uplink is not None and self.description.uplink is None:
             raise ValueError(f"lab {self.name} has no racks, so there is no uplink to set")
-        hosts = self._hosts(host)
-        changes = [c for h in hosts for c in self._changes(h, bandwidth, cpu, memory)]
+        changes = [c for h in self._hosts(host) for c in self._changes(h, bandwidth, cpu, memory)]
         if uplink is not None:
             changes.append(partial(self._network.set_uplink, parse_bandwidth(uplink)))
         with self._records.locked():
@@ -291,8 +263,7 @@ class Lab:
         self, host: int, bandwidth: Bandwidth | None, cpu: Share | None, memory: Memory | None
     ) -> Iterator[Callable[[], None]]:
         """What brings a host to these values; ValueError before any of it where one cannot be."""
-        cores = self.description.hosts[host].cores
-        share = None if cpu is None else parse_share(cpu, cores)
+        share = None if cpu is None else parse_share(cpu, self.description.hosts[host].cores)
         rate = None if bandwidth is None else parse_bandwidth(bandwidth)
         limit = None if memory is None else parse_memory(memory)
         if limit is not None:
@@ -324,7 +295,6 @@ class Lab:
     # ---- what it is
 
     def states(self) -> list[HostState]:
-        """What each host is at this moment, read from the kernel."""
         return [self._state(host, now) for host, now in enumerate(self.current().hosts)]
 
     def current(self) -> Description:
@@ -343,12 +313,10 @@ class Lab:
 
     @property
     def cluster_file(self) -> Path:
-        """Where `cluster()` is on disk, as what runs in the lab sees it."""
         return self._records.cluster(self.name)
 
     @property
     def tag(self) -> Tag:
-        """The tag in the names of the lab's parts, while it is up."""
         assert self._tag is not None, "bring the lab up first: with Lab(...) as lab"
         return self._tag
 
@@ -362,7 +330,6 @@ class Lab:
         )  # fmt: skip
 
     def _hosts(self, host: int | None = None) -> list[int]:
-        """That host, or all of them."""
         return [*range(len(self.description.hosts))] if host is None else [self._one(host)]
 
     def _one(self, host: int) -> int:
@@ -374,7 +341,6 @@ class Lab:
         return host
 
     def _part(self, host: int) -> str:
-        """The name of the host's namespace and control group."""
         return self.tag.part(self._one(host))
 
     def _thaw_all(self) -> None:

@@ -6,11 +6,8 @@
     host 3: eth0 10.77.0.4 ---tbf==tbf--- port3 |  bridge1        where there are two racks
 
 Every interface is born in a namespace that belongs to one lab: the machine's own network is not
-touched, two labs cannot meet, and removing the namespaces removes everything.
-
-pyroute2 speaks netlink. It would fork this process to enter a namespace; a process with the
-threads and memory of torch had better not be forked, so a thread enters it and opens the socket.
-"""
+touched, two labs cannot meet, and removing the namespaces removes everything. pyroute2 would fork
+to enter one, which torch's threads and memory forbid: a thread enters it and opens the socket."""
 
 import ctypes
 import errno
@@ -56,8 +53,6 @@ TUNING = ShapingTuning()
 
 
 class Network:
-    """The namespaces and links of the lab with this tag."""
-
     def __init__(self, tag: Tag, description: Description) -> None:
         self._tag, self._description = tag, description
 
@@ -94,12 +89,9 @@ class Network:
             ) from None
 
     def _plug_in(self, switch: "IPRoute", host: int) -> None:
-        """A link from the switch's port to the host's eth0, with its address."""
         space, port = self._tag.part(host), f"port{host}"
         _make_namespace(space)
-        switch.link(
-            "add", ifname=port, kind="veth", peer={"ifname": "eth0", "net_ns_fd": space}
-        )  # fmt: skip
+        switch.link("add", ifname=port, kind="veth", peer={"ifname": "eth0", "net_ns_fd": space})
         _attach(switch, port, f"bridge{self._description.rack(host)}")
         with _inside(space) as inside:
             card = _index(inside, "eth0")
@@ -115,12 +107,10 @@ class Network:
             _shape(switch, f"port{host}", bits)
 
     def rate(self, host: int) -> int:
-        """Bits a second that the host's link is shaped to."""
         with self._switch() as switch:
             return _shaped(switch, f"port{host}")
 
     def set_uplink(self, bits: int) -> None:
-        """Shape both ends of the link between the racks to `bits` a second."""
         with self._switch() as switch:
             for end in ("uplink0", "uplink1"):
                 _shape(switch, end, bits)

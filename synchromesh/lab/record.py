@@ -5,8 +5,7 @@ A tag is the name of one lab's namespaces and control groups, which says whose t
     smlab-1234-567890-switch      of the lab whose keeper is process 1234, started at tick 567890
     smlab-1234-567890-0           its host 0
 
-A process id alone may be in use again by another process; with the start time it names one for
-good. So what a dead keeper left can be distinguished from what is in use or not a lab's at all."""
+A process id alone may be in use again; with the start time it names a process for good."""
 
 import fcntl
 import json
@@ -43,7 +42,6 @@ class Tag:
         return f"smlab-{self.pid}-{self.start}"
 
     def part(self, what: int | str) -> str:
-        """The name of the namespace and control group of a host or of the switch."""
         return f"{self}-{what}"
 
     @classmethod
@@ -102,11 +100,9 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "tag": str(self.tag),
-            "date": self.date,
+            "name": self.name, "tag": str(self.tag), "date": self.date,
             "lab": self.description.to_dict(),
-        }
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, value: Any, path: str) -> "Record":
@@ -168,11 +164,9 @@ class Records:
         return self.folder / f"{name}.forewarning"
 
     def variables(self, name: str) -> dict[str, str]:
-        """What the environment of what runs in the lab says of these files."""
         return {CLUSTER: str(self.cluster(name)), FOREWARNING: str(self.forewarning(name))}
 
     def write_cluster(self, name: str, text: str) -> None:
-        """Replace the file that `cluster` names."""
         document.write(self.cluster(name), text)
 
     def forget(self, tag: Tag) -> list[str]:

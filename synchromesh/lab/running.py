@@ -38,8 +38,6 @@ class RunLimits:
 
 
 class Stream(IntEnum):
-    """What a host wrote to."""
-
     OUTPUT = 1
     ERROR = 2
 
@@ -58,12 +56,9 @@ class Way:
     variables: dict[str, str]
 
     def start(
-        self,
-        command: Sequence[str],
-        parent: int,
-        environment: Mapping[str, str],
+        self, command: Sequence[str], parent: int, environment: Mapping[str, str],
         cwd: str | Path | None,
-    ) -> "subprocess.Popen[bytes]":
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
         """Starts a command there. parent: the process whose death is its own; 0: none."""
         namespace, cores, *doors = self.place
         enter = [sys.executable, "-S", "-I", entry.__file__, namespace, cores, str(parent)]
@@ -75,8 +70,7 @@ class Way:
         )  # fmt: skip
 
     def take(self) -> None:
-        """Takes this process there, which must have one thread. OSError where the kernel
-        refuses."""
+        """Takes this process, of one thread, there. OSError where the kernel refuses."""
         namespace, cores, *doors = self.place
         os.environ.update(self.variables)
         entry.enter(namespace, {int(core) for core in cores.split(",")}, 0, doors)
@@ -122,18 +116,12 @@ class HostFailed(RuntimeError):
 
 class Running:
     """Processes by host and what they write: `listener` gets every line, else the results do.
-
-    `thaw` is called before processes are killed: one of a frozen host cannot die. `why` is asked
-    for words on a failure."""
+    `thaw` is called before processes are killed, `why` for words on a failure."""
 
     def __init__(
-        self,
-        processes: "Sequence[subprocess.Popen[bytes]]",
-        timeout: float | None,
-        thaw: Callable[[], None],
-        listener: Listener | None = None,
-        why: Callable[[], str] = str,
-    ) -> None:
+        self, processes: "Sequence[subprocess.Popen[bytes]]", timeout: float | None,
+        thaw: Callable[[], None], listener: Listener | None = None, why: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
         self._why = why
         self._processes, self._timeout, self._thaw = processes, timeout, thaw
         self._listener = listener
@@ -166,8 +154,7 @@ class Running:
         return results
 
     def wait(self, timeout: float | None = None) -> list[Result]:
-        """The results by rank. Raises `HostFailed`, and TimeoutError after `timeout` seconds; the
-        command then still runs."""
+        """The results by rank. `HostFailed`; TimeoutError after `timeout` s: it still runs."""
         limit = math.inf if timeout is None else time.monotonic() + timeout
         # Python's signal handlers run in the main thread, which is not woken by a signal that the
         # kernel gave to another thread: hence it returns to the interpreter at intervals.
@@ -186,8 +173,7 @@ class Running:
             _signal_group(process, number)
 
     def end(self) -> None:
-        """Kill the command on every host, and wait until it is gone. Results then are no
-        failures."""
+        """Kill the command on every host, and wait for its end. Results then are no failures."""
         self._asked = time.monotonic()
         self._done.wait()
 
@@ -207,7 +193,6 @@ class Running:
             self._done.set()
 
     def _hear(self) -> None:
-        """Passes on what the hosts write, until all have ended."""
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
                 pipes = (Stream.OUTPUT, process.stdout), (Stream.ERROR, process.stderr)
@@ -224,8 +209,7 @@ class Running:
             self._pass_on_lines(rank, stream, b"", last=True)
 
     def _ended(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Whether it has ended; what is left of its group is killed before it is reaped, while
-        the group's number cannot be another's yet."""
+        """Whether it has ended; the rest of its group is killed while the number is its own."""
         if process.returncode is None:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, process.pid, options) is None:
@@ -235,7 +219,6 @@ class Running:
         return True
 
     def _check_failures(self) -> None:
-        """Find the first failure, and end the others once their time is over."""
         now = time.monotonic()
         if self._first is None and self._asked is None:  # a second signal would cut grace short
             self._first = self._failed(now)
@@ -247,7 +230,6 @@ class Running:
             self._kill()
 
     def _failed(self, now: float) -> int | None:
-        """The first host that has failed, else the first that still runs when time is over."""
         codes = [process.returncode for process in self._processes]
         failed = next((rank for rank, code in enumerate(codes) if code), None)
         self._late = failed is None and self._late_at is not None and now > self._late_at
@@ -274,8 +256,7 @@ class Running:
         if self._listener is None:
             self._kept[rank, stream] += data
             return
-        text = self._part[rank, stream] + data
-        *lines, rest = text.split(b"\n")
+        *lines, rest = (self._part[rank, stream] + data).split(b"\n")
         for line in lines:
             self._listener(rank, stream, line + b"\n")
         if rest and (last or len(rest) > LIMITS.longest_line):
@@ -288,9 +269,8 @@ class Running:
 
 
 class Killings:
-    """Processes that the kernel ended, of one run and from now on, as they needed more memory than
-    their host has: hosts whose groups have the names `parts`. What runs may say before, in the
-    file `said`, why it will be killed."""
+    """Processes of a run that the kernel ended for their memory, of hosts whose groups are
+    `parts`. What runs may say before, in the file `said`, why it will be killed."""
 
     def __init__(self, groups: Groups, parts: Sequence[str], said: Path) -> None:
         self._groups, self._parts, self._said = groups, tuple(parts), said
@@ -298,8 +278,7 @@ class Killings:
         said.unlink(missing_ok=True)  # of an earlier run
 
     def told(self) -> str:
-        """Of which hosts the kernel has killed processes, with what these had said of their
-        memory; empty where of none."""
+        """Of which hosts the kernel killed processes, and what these had said; or empty."""
         groups, parts = self._groups, self._parts
         hosts = [h for h, part in enumerate(parts) if groups.killed(part) > self._before[h]]
         limits = sorted({groups.memory(parts[h]) or 0 for h in hosts})

@@ -1,8 +1,7 @@
 """Ranks forked ahead of their command, so that one import of torch serves all of them.
 
 A fork is made before any code of the user's runs: all it has of this process are imports. It
-waits for a rank's arguments and environment and then runs `launch.rank`, as a new process would.
-"""
+waits for a rank's arguments and environment, then runs `launch.rank`, as a new process would."""
 
 import json
 import os
@@ -20,8 +19,7 @@ from synchromesh.launch import rank
 
 def safe() -> bool:
     """Whether a copy of this process serves as well as a new one: on Linux, without threads (those
-    of OpenBLAS end before a fork), and without an accelerator, whose driver does not survive it.
-    """
+    of OpenBLAS end before a fork), and without an accelerator: no driver survives it."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return False
     import torch
@@ -47,7 +45,6 @@ def forked(count: int) -> Iterator[list["Fork"]]:
 
 class Fork:
     """A process that waits for its command; to torch's agent it is what `subprocess.Popen` is.
-
     others: pipes of earlier forks, which are not this one's to hold open."""
 
     def __init__(self, others: Sequence[int]) -> None:
@@ -101,7 +98,6 @@ class Fork:
 
 
 def _wait_and_run(reading: int) -> None:
-    """Ends this process, as the rank that it is told to be or because the launcher is gone."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is a command to interrupt
     with open(reading) as pipe:
         text = pipe.read()

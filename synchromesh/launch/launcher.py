@@ -100,8 +100,7 @@ class Ending:
 def launch(
     command: Sequence[str], ranks: int, grace: int = 300, forks: Sequence[Fork] = ()
 ) -> Ending:
-    """Runs `command` (a script or -m and a module, with arguments) on `ranks` local processes:
-    on `forks`, where there are any, else on new ones."""
+    """Runs `command` (a script, or -m and a module) on `ranks` processes: `forks`, if any."""
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
@@ -118,8 +117,7 @@ def launch(
                 agent.spec.rdzv_handler.shutdown()
             for number, handler in before.items():
                 handle(number, handler)
-        failure = agent.first_failure(stopped is not None)
-        return Ending(failure, stopped or agent.stop_of_a_rank())
+        return Ending(agent.first_failure(stopped is not None), stopped or agent.stop_of_a_rank())
 
 
 def _agent(
@@ -132,9 +130,8 @@ def _agent(
         )
     )  # fmt: skip
     spec = WorkerSpec(
-        role="rank", local_world_size=ranks, entrypoint=RANK[0],
-        args=(*RANK[1:], *command), rdzv_handler=handler,
-        max_restarts=0, monitor_interval=TUNING.poll, local_addr="127.0.0.1",
+        role="rank", local_world_size=ranks, entrypoint=RANK[0], args=(*RANK[1:], *command),
+        rdzv_handler=handler, max_restarts=0, monitor_interval=TUNING.poll, local_addr="127.0.0.1",
     )  # fmt: skip
     return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder, forks)
 
@@ -157,8 +154,7 @@ class _Agent(LocalElasticAgent):
         forks: Sequence[Fork],
     ) -> None:  # fmt: skip
         super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=TUNING.start)
-        self.spec, self.folder, self.observed = spec, folder, _Observed()
-        self.forks = forks
+        self.spec, self.folder, self.forks, self.observed = spec, folder, forks, _Observed()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with _ranks_of(self.forks):
@@ -187,7 +183,6 @@ class _Agent(LocalElasticAgent):
         return {rank: code for rank, code in polled.items() if code is not None}
 
     def kill(self) -> None:
-        """Ends what still runs, at once."""
         for handler in self._handlers().values():
             if handler.proc.poll() is None:
                 with suppress(ProcessLookupError):
@@ -237,8 +232,6 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
     waiting = iter(forks)
 
     class Handler(SubprocessHandler):
-        """Torch's, of a process that is there already."""
-
         def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
             fork = next(waiting)
             fork.begin(args[len(RANK) :], env)
@@ -249,7 +242,6 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
 
 @contextmanager
 def _environment(ranks: int, folder: Path) -> Iterator[None]:
-    """What the ranks find in their environment (the agent hands on its own)."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),
@@ -259,25 +251,15 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
+    with patch.dict(os.environ, wanted):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the agent's log lines: the launcher's caller says what happened, once."""
-    names = [
-        n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")
-    ]
-    loggers = [logging.getLogger(n) for n in names]
+    known, prefix = list(logging.root.manager.loggerDict), "torch.distributed.elastic"
+    loggers = [logging.getLogger(name) for name in known if name.startswith(prefix)]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True

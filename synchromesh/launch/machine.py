@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,8 @@ VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MAS
 class Machine:
     """Facts of one rank; bytes, cores (a quota of the control group may be a fraction).
 
-    place: equal for the ranks of one host and different for others: network namespaces and
-    containers of one machine count as hosts, since their traffic goes over a network. boot: equal
-    for all that run on one kernel."""
+    place: equal for the ranks of one host; network namespaces and containers of one machine count
+    as hosts, since their traffic goes over a network. boot: equal on one kernel."""
 
     rank: int
     host: str
@@ -81,29 +81,15 @@ def machine_of(rank: int, device: torch.device) -> Machine:
         free = min(_available(physical), memory - used if limit else memory)
         kind = "cpu"
     return Machine(
-        rank=rank,
-        host=socket.gethostname(),
-        place=place(),
-        boot=boot(),
-        device=kind,
-        cuda=torch.cuda.is_available(),
-        nccl=dist.is_available() and dist.is_nccl_available(),
-        nvidia=Path("/dev/nvidiactl").exists(),
-        memory_bytes=memory,
-        physical_bytes=physical,
-        limit_bytes=limit,
-        free_bytes=max(0, free),
-        disk_bytes=shutil.disk_usage(".").free,
-        processors=_processors(),
-        quota=_quota(),
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-        python=platform.python_version(),
-        synchromesh=VERSION,
-        addresses=_addresses(),
-        own_address=_own_address(),
+        rank=rank, host=socket.gethostname(), place=place(), boot=boot(), device=kind,
+        cuda=torch.cuda.is_available(), nccl=dist.is_available() and dist.is_nccl_available(),
+        nvidia=Path("/dev/nvidiactl").exists(), memory_bytes=memory, physical_bytes=physical,
+        limit_bytes=limit, free_bytes=max(0, free), disk_bytes=shutil.disk_usage(".").free,
+        processors=_processors(), quota=_quota(), threads=torch.get_num_threads(),
+        torch=torch.__version__, python=platform.python_version(), synchromesh=VERSION,
+        addresses=_addresses(), own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
-    )
+    )  # fmt: skip
 
 
 def device_bytes(device: torch.device) -> int:
@@ -163,7 +149,6 @@ def _processors() -> tuple[int, ...]:
 
 
 def _available(otherwise: int) -> int:
-    """Bytes that programs can still have, by /proc/meminfo."""
     lines = told("/proc/meminfo").splitlines()
     fields_ = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(fields_[0][1]) * 1024 if fields_ else otherwise
@@ -209,11 +194,8 @@ def _quota() -> float:
     quotas: list[float] = []
     for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        try:
-            fields_ = (folder / "cpu.max").read_text().split()
-            quota, period = (int(field) for field in fields_)
-        except (OSError, ValueError):  # "max 100000": no limit
-            pass
+        with suppress(OSError, ValueError):  # "max 100000": no limit
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
         if quota and period and quota > 0:
             quotas.append(quota / period)
     return min(quotas, default=0.0)

@@ -2,12 +2,11 @@
 
     python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
 
-`launch` starts it so, or as a fork (launch/forks.py); what it runs sees torchrun's environment
-(RANK, WORLD_SIZE, MASTER_ADDR ...).
+`launch` starts it so, or as a fork (launch/forks.py), in torchrun's environment.
 
 A process that the kernel kills has no last words. So a rank whose plan is predicted not to fit
-leaves a forewarning: it writes why into the file that `SYNCHROMESH_FOREWARNING` names, and whoever
-has started the ranks says it together with the kill."""
+leaves a forewarning in the file that `SYNCHROMESH_FOREWARNING` names, and whoever has started the
+ranks says it together with the kill."""
 
 import atexit
 import ctypes

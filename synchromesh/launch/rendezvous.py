@@ -67,8 +67,7 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
             return int(text)
         return -1
 
-    rank, size = number("RANK"), number("WORLD_SIZE")
-    port, address = 0, ""
+    rank, size, port = number("RANK"), number("WORLD_SIZE"), 0
     if not faults:
         if size < 1:
             faults.append(f"WORLD_SIZE must be at least 1 (it is {size})")
@@ -79,10 +78,9 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
         port = number("MASTER_PORT")
         if len(faults) == before and not 0 < port < 2**16:
             faults.append(f"MASTER_PORT must be from 1 to 65535 (it is {port})")
-    if size > 1:
-        address = env.get("MASTER_ADDR", "")
-        if not address:
-            faults.append("MASTER_ADDR is not set")
+    address = env.get("MASTER_ADDR", "") if size > 1 else ""
+    if size > 1 and not address:
+        faults.append("MASTER_ADDR is not set")
     attempt = number("TORCHELASTIC_RESTART_COUNT", 0)
     if faults:
         raise ValueError(
@@ -90,9 +88,8 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
             "processes with torchrun or `synchromesh run`, or set RANK, WORLD_SIZE, MASTER_ADDR "
             "and MASTER_PORT"
         )
-    return Place(
-        rank, size, address, port, attempt, env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    )
+    agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Place(rank, size, address, port, attempt, agent_store)
 
 
 def meet(here: Place, timeout: timedelta) -> Store:

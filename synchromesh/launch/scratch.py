@@ -25,9 +25,7 @@ def scratch() -> Iterator[Path]:
     lock = os.open(folder / "locking", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(
-            folder / "locking", folder / OWNER
-        )  # from now on others see it, and it is locked
+        os.rename(folder / "locking", folder / OWNER)  # from now on others see it, locked
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

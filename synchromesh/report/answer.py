@@ -19,15 +19,12 @@ from synchromesh.results.groups import RunComparison, RunGroup
 
 @dataclass(frozen=True)
 class AnswerTuning:
-    """What is said of all that could be."""
-
     named: int = 4  # strategies in a sentence at most; chosen
     # Timed steps below which the answer says how few they were. Of two runs whose steps are drawn
     # from the same normal distribution the quartiles lie apart in 23 % of cases with 4 steps each,
     # in 3.5 % with 10.
     few: int = 10
-    # Part by which predicted times may differ and are taken as equal; chosen, well below what
-    # predictions are right to.
+    # Part by which predicted times may differ and count as equal; chosen, well below their errors.
     precision: float = 0.01
 
 
@@ -56,8 +53,7 @@ def _sentences(comparison: RunComparison) -> Iterator[str]:
 
 
 def _best(comparison: RunComparison, timed: Sequence[RunGroup]) -> RunGroup:
-    """Of most samples per second of its steps; with the same batch, of the shortest step. Of
-    predictions that are equal, the one on the fewest devices."""
+    """Of most samples per second; of predictions that are equal, the one on the fewest devices."""
     best = min(timed, key=_row_seconds)
     if not comparison.predicted:
         return best
@@ -66,7 +62,6 @@ def _best(comparison: RunComparison, timed: Sequence[RunGroup]) -> RunGroup:
 
 
 def _equal(comparison: RunComparison, a: RunGroup, b: RunGroup) -> bool:
-    """Whether they differ by no more than noise, or than predictions can tell."""
     if comparison.predicted:
         return abs(_row_seconds(a) / _row_seconds(b) - 1) < TUNING.precision
     return a.within_noise_of(b)
@@ -96,7 +91,6 @@ def _quickest(comparison: RunComparison, best: RunGroup, timed: int) -> str:
 
 
 def _figures(comparison: RunComparison, best: RunGroup) -> str:
-    """Its times, those of others as parts of them, and its cost."""
     times = [f"{seconds(_seconds(best))} a step"]
     if best.epoch_seconds is not None:
         times.append(f"{seconds(best.epoch_seconds.median)} an epoch")
@@ -166,7 +160,6 @@ def _alike(comparison: RunComparison, best: RunGroup, timed: Sequence[RunGroup])
 
 
 def _few(timed: Sequence[RunGroup]) -> Iterator[str]:
-    """Which were timed for so few steps that chance may tell them apart."""
     steps = [(g.first, min(r.timed_steps for r in g.done if r.step_seconds)) for g in timed]
     few = [f"{n} of {run.strategy} on {run.devices}" for run, n in steps if 0 < n < TUNING.few]
     if few:
@@ -177,7 +170,6 @@ def _few(timed: Sequence[RunGroup]) -> Iterator[str]:
 
 
 def _some(names: list[str], before: str = "") -> str:
-    """The first of them, and how many others there are."""
     more = len(names) - TUNING.named
     others = [f"{before}{more} others"] if more > 0 else []
     return listed([*names[: TUNING.named], *others])

@@ -14,7 +14,6 @@ Curve = tuple[MetricPoint, ...]
 
 
 def figures(subject: Subject) -> Iterator[PageFigure]:
-    """One for each metric, of the number of devices on which most strategies were evaluated."""
     for i, name in enumerate(subject.comparison.metrics):
         yield from _figure(subject, name, f"metric-{i}")
 
@@ -67,8 +66,7 @@ def _draw(
             across = [p.epoch if against == "epochs" else p.seconds for p in curve]
             _line(axes, across, curve, marks[strategy])
         axes.grid(True)
-        axes.set_xlim(left=0)
-        axes.set_xlabel(against)
+        axes.set(xlim=(0, None), xlabel=against)
         if lowest >= 0:
             axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
         axes.locator_params(axis="x", nbins=5)
@@ -76,12 +74,10 @@ def _draw(
     return sheet
 
 
-def _line(
-    axes: Any, across: list[float], curve: Curve, mark: StrategyMark, marked: int = 12
-) -> None:
+def _line(axes: Any, xs: list[float], curve: Curve, mark: StrategyMark, most: int = 12) -> None:
     """Means and a band of a deviation; at most so many points get a marker."""
-    means = [point.spread.mean for point in curve]
-    low = [point.spread.mean - point.spread.deviation for point in curve]
-    high = [point.spread.mean + point.spread.deviation for point in curve]
-    axes.fill_between(across, low, high, color=mark.ink.paint, alpha=0.15, linewidth=0)
-    axes.plot(across, means, **style(mark), markevery=max(-(-len(curve) // marked), 1))
+    spreads = [point.spread for point in curve]
+    means = [spread.mean for spread in spreads]
+    low, high = ([s.mean + sign * s.deviation for s in spreads] for sign in (-1, 1))
+    axes.fill_between(xs, low, high, color=mark.ink.paint, alpha=0.15, linewidth=0)
+    axes.plot(xs, means, **style(mark), markevery=max(-(-len(curve) // most), 1))

@@ -1,8 +1,7 @@
 """A drawing by matplotlib as inline SVG: a width in pixels, colours by the page's style sheet.
 
-matplotlib draws with one colour for each ink; in its SVG these become `var(--ink)`, so that one
-drawing serves light and dark. Texts stay text, in the page's font; places are measured with
-DejaVu Sans, which is wider than what browsers take."""
+matplotlib draws with one colour for each ink; in its SVG these become `var(--ink)`, for light and
+dark. Places are measured with DejaVu Sans, which is wider than what browsers take."""
 
 import io
 import re
@@ -28,6 +27,7 @@ class DrawingSizes:
 
 
 SIZES = DrawingSizes()
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 _STYLE: Any = {
@@ -47,9 +47,8 @@ _STYLE: Any = {
 
 
 class Drawing:
-    """A sheet of so many pixels, on which axes are placed from its upper left corner.
-
-    fills: a legend above the sheet's `height`; `top` is where what is below it begins."""
+    """A sheet of so many pixels, with axes by their upper left corners. fills: a legend above the
+    sheet's `height`; `top` is where what is below it begins."""
 
     def __init__(self, width: int, height: float, fills: Sequence[Fill] = ()) -> None:
         from matplotlib.figure import Figure
@@ -79,17 +78,15 @@ class Drawing:
 
         w, h = self.width, self.height
         across, up = [x / w for x in xs], [1 - y / h for y in ys]
-        place = self.figure.transFigure
-        self.figure.add_artist(Line2D(across, up, transform=place, **look))
+        self.figure.add_artist(Line2D(across, up, transform=self.figure.transFigure, **look))
 
     def _swatch(self, fill: Fill, x: float, y: float) -> None:
         from matplotlib.patches import Rectangle
 
         corner = (x / self.width, 1 - (y + 12) / self.height)
-        wide, tall, place = 16 / self.width, 11 / self.height, self.figure.transFigure
-        self.figure.add_artist(
-            Rectangle(corner, wide, tall, transform=place, linewidth=0, **filled(fill))
-        )
+        size = (16 / self.width, 11 / self.height)
+        style = {"transform": self.figure.transFigure, "linewidth": 0, **filled(fill)}
+        self.figure.add_artist(Rectangle(corner, *size, **style))
 
 
 def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
@@ -97,10 +94,8 @@ def drawn(name: str, paint: Callable[[int], Drawing]) -> tuple[str, str]:
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
-        return (
-            _svg(paint(SIZES.wide), f"{name}-w", "wide"),
-            _svg(paint(SIZES.narrow), f"{name}-n", "narrow"),
-        )
+        wide = _svg(paint(SIZES.wide), f"{name}-w", "wide")
+        return wide, _svg(paint(SIZES.narrow), f"{name}-n", "narrow")
 
 
 def filled(fill: Fill) -> dict[str, Any]:
@@ -173,11 +168,8 @@ def labels(names: Sequence[str], width: float) -> dict[str, str]:
     return shown
 
 
-def flow(
-    names: Sequence[str], swatch: float, width: float
-) -> tuple[list[tuple[float, float]], float]:
-    """Upper left corners of a legend's entries, in rows, each a swatch so wide and its name; and
-    the pixels that they take, with a gap below them."""
+def flow(names: Sequence[str], swatch: float, width: float) -> tuple[list[Point], float]:
+    """Upper left corners of a legend's entries (swatch and name) in rows, and the pixels taken."""
     places, x, y = [], 0.0, 0.0
     for name in names:
         wide = swatch + width_of(name)
@@ -238,8 +230,6 @@ def _invisible(element: ElementTree.Element) -> bool:
 
 
 def _rounded(value: str) -> str:
-    """With a decimal at most: tenths of pixels."""
-
     def shorter(match: re.Match[str]) -> str:
         number = f"{float(match[0]):.1f}".removesuffix(".0")
         return "0" if number == "-0" else number
@@ -275,12 +265,11 @@ _DROPPED = ("font-family", "stroke-linejoin", "stroke-linecap")
 
 
 def _inked(style: str) -> str:
-    """A style attribute with inks for colours, without fonts."""
     kept = []
     for item in style.split(";"):
         key, _, value = (part.strip() for part in item.partition(":"))
         if key and key not in _DROPPED:
-            kept.append(f"{key}:{_PAINTS.get(value, value)}")
+            kept.append(f"{key}:{_painted(value)}")
     return ";".join(kept)
 
 
@@ -322,10 +311,9 @@ class SharedStyles:
         """An SVG element with classes for its styles; those with an id in them stay."""
 
         def named(match: re.Match[str]) -> str:
-            style = match[1]
+            known, style = self._classes, match[1]
             if "#" in style:
                 return match[0]
-            known = self._classes
             return f' class="{known.setdefault(style, f"s{len(known)}")}"'
 
         return _STYLED.sub(named, drawing)

@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PageTable:
-    """Texts in rows and columns; the first `heads` columns name the row.
-
-    caption: what it is a table of."""
+    """Texts in rows and columns, `caption` above; the first `heads` columns name the row."""
 
     caption: str
     columns: tuple[str, ...]
@@ -48,9 +46,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Subject:
-    """A comparison as the page shows it. marks: how its strategies are drawn. name: prefix of the
-    ids of its figures. place: what tells it from the others of the page, in words, "" where there
-    is no other."""
+    """A comparison as the page shows it. marks: of strategies. name: prefix of its figures' ids.
+    place: what tells it from others of the page, "" where there is none."""
 
     comparison: RunComparison
     marks: Mapping[str, StrategyMark]
@@ -58,7 +55,6 @@ class Subject:
     place: str = ""
 
     def known(self, of: Callable[[RunGroup], T | None]) -> list[tuple[RunGroup, T]]:
-        """The groups of which something is known, with it."""
         return [(g, value) for g in self.comparison.groups if (value := of(g)) is not None]
 
     def figure(

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from synchromesh.report.drawing import SIZES, Drawing, flow, labels, marker, width_of
+from synchromesh.report.drawing import SIZES, Drawing, Point, flow, labels, marker, width_of
 from synchromesh.report.palette import INKS, StrategyMark
-
-Point = tuple[float, float]
 
 
 def style(mark: StrategyMark) -> dict[str, Any]:
@@ -20,8 +18,7 @@ def style(mark: StrategyMark) -> dict[str, Any]:
 def below_legend(
     width: int, height: float, marks: Mapping[str, StrategyMark], names: Sequence[str]
 ) -> tuple[Drawing, float]:
-    """A sheet with the markers and names of strategies, and `height` pixels below them; where
-    those begin."""
+    """A sheet with a legend of strategies, `height` pixels below it; where those begin."""
     short = labels(names, width / 2 - 24)
     places, top = flow([short[name] for name in names], 18, width)
     sheet = Drawing(width, top + height)
@@ -43,31 +40,27 @@ def end_labels(
     """The name of each line beside its last point, moved apart where they would overlap."""
     box = axes.get_window_extent()
     right, height = box.x1, sheet.height
-    wanted = sorted(
-        (height - axes.transData.transform(points[-1])[1], name) for name, points in lines.items()
-    )
+    last = {name: axes.transData.transform(points[-1]) for name, points in lines.items()}
+    wanted = sorted((height - y, name) for name, (_, y) in last.items())
     places = spaced([y for y, _ in wanted], height - box.y1, height - box.y0 + 10)
     short = labels([name for _, name in wanted], room - 22)
     for (at, name), y in zip(wanted, places, strict=True):
-        end = axes.transData.transform(lines[name][-1])[0]
         faint = {"color": INKS["grid"].paint, "linewidth": 1, "zorder": 0}
-        sheet.line((end, right + 5), (at, y), **faint)
+        sheet.line((last[name][0], right + 5), (at, y), **faint)
         _dot(sheet, right + 11, y, marks[name])
         sheet.text(right + 20, y + 4, short[name])
 
 
-def spaced(
-    wanted: list[float], first: float, last: float, gap: float = SIZES.line - 2
-) -> list[float]:
+def spaced(wanted: list[float], first: float, last: float) -> list[float]:
     """Places as near to the wanted ones (ascending) as a gap between them allows, from `first`
     on, and up to `last` if there is room."""
     places: list[float] = []
+    gap = SIZES.line - 2
     for y in wanted:
         places.append(max(y, places[-1] + gap if places else first))
-    limit = last
-    for i in range(len(places) - 1, -1, -1):
-        places[i] = min(places[i], limit)
-        limit = places[i] - gap
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], last)
+        last = places[i] - gap
     return places
 
 

@@ -34,13 +34,11 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         lambda width: _draw(width, shown),
         PageTable(
             "Peak memory by kind and device, and predicted for the device that needs most",
-            COLUMNS,
-            tuple(row for run in runs for row in _rows(run)),
-            heads=3,
+            COLUMNS, tuple(row for run in runs for row in _rows(run)), heads=3,
         ),
         "Activations are all that is none of the other kinds."
         + " A line marks what was predicted." * predicted,
-    )
+    )  # fmt: skip
 
 
 def peak(run: RunResult) -> int | None:
@@ -79,16 +77,13 @@ def _ticks(most: float) -> list[float]:
 
 
 def _panel(run: RunResult, several: bool) -> ColumnPanel:
-    """A stack for each device, and a line at what was predicted; of few devices as narrow as of
-    4."""
+    """A stack for each device, a line at what was predicted; of few devices as narrow as of 4."""
     count, predicted = len(run.peak_memory_bytes), run.predicted_peak_bytes
-    return ColumnPanel(
-        run.strategy + ", alone" * (several and run.devices == 1),
-        [
-            (i, {fill: getattr(device, kind) for kind, fill in MEMORY.items()})
-            for i, device in enumerate(run.peak_memory_bytes)
-        ],
-        {i: str(i) for i in range(0, count, -(-count // 8))},
-        [(-0.5, count - 0.5, predicted, predicted)] if predicted else [],
-        max(count, 4),
-    )
+    stacks = [
+        (i, {fill: getattr(device, kind) for kind, fill in MEMORY.items()})
+        for i, device in enumerate(run.peak_memory_bytes)
+    ]
+    title = run.strategy + ", alone" * (several and run.devices == 1)
+    names = {i: str(i) for i in range(0, count, -(-count // 8))}
+    lines = [(-0.5, count - 0.5, predicted, predicted)] if predicted else []
+    return ColumnPanel(title, stacks, names, lines, max(count, 4))

@@ -20,7 +20,6 @@ def notices(results: StudyResults) -> tuple[str, ...]:
 
 
 def _not_run(results: StudyResults) -> list[str]:
-    """What of it is emulated or predicted."""
     said = []
     if results.emulated or any(run.emulated for run in results.runs):
         said.append(EMULATED)
@@ -47,39 +46,33 @@ def _priced_elsewhere(results: StudyResults) -> str:
 
 
 def _is_a(device: str, name: str) -> bool:
-    """Whether an accelerator of that name (`Tesla V100-SXM2-16GB`) is the device of a price
-    (`V100-16`), memory aside."""
+    """Whether `Tesla V100-SXM2-16GB` is the device of a price, `V100-16`, memory aside."""
     return device.lower().split("-")[0] in re.split(r"[\s_-]+", name.lower())
 
 
 def method(results: StudyResults) -> tuple[tuple[str, str], ...]:
     """(term, description) in order; what is not known is left out."""
     terms = (
-        ("Measured", results.created),
-        ("Machine", _machine(results.machine)),
-        ("Cluster", _cluster(results)),
-        ("Asked for", _settings(results.settings)),
+        ("Measured", results.created), ("Machine", _machine(results.machine)),
+        ("Cluster", _cluster(results)), ("Asked for", _settings(results.settings)),
         ("Runs", _runs(results)),
         ("Emulated or predicted", " ".join(_not_run(results)) or "neither: all of it was run"),
         ("Price", _price(results.price)),
         ("Versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
-    )
+    )  # fmt: skip
     return tuple((term, text) for term, text in terms if text)
 
 
 def _machine(machine: StudyMachine) -> str:
     parts = [
-        machine.processor,
-        f"{machine.cores} cores" if machine.cores else "",
+        machine.processor, f"{machine.cores} cores" if machine.cores else "",
         f"{size(machine.memory_bytes)} of memory" if machine.memory_bytes else "",
-        listed(machine.devices) or "no accelerator",
-        machine.system,
-    ]
+        listed(machine.devices) or "no accelerator", machine.system,
+    ]  # fmt: skip
     return joined(parts)
 
 
 def _cluster(results: StudyResults) -> str:
-    """What was measured on what, and for what is predicted."""
     measured, predicted = (
         dict.fromkeys(short(run.cluster, 200) for run in results.runs if run.predicted is which)
         for which in (False, True)
@@ -90,7 +83,6 @@ def _cluster(results: StudyResults) -> str:
 
 
 def _place(results: StudyResults) -> str:
-    """Where runs without the name of a cluster ran."""
     if results.cluster is None:
         return "local processes on this machine"
     hosts = results.cluster.get("hosts")
@@ -105,15 +97,11 @@ def _settings(settings: StudySettings) -> str:
         return f"{before} {said}{after}" if said else ""
 
     parts = [
-        listed(list(settings.strategies)),
-        some("on", settings.devices, " devices"),
-        some("batch", settings.batch_sizes),
-        f"{settings.scaling} scaling",
-        some("seeds", settings.seeds),
-        f"{settings.epochs} epochs" if settings.epochs else "",
-        _timed(settings) if settings.steps else "",
-        some("targets", settings.targets),
-    ]
+        listed(list(settings.strategies)), some("on", settings.devices, " devices"),
+        some("batch", settings.batch_sizes), f"{settings.scaling} scaling",
+        some("seeds", settings.seeds), f"{settings.epochs} epochs" if settings.epochs else "",
+        _timed(settings) if settings.steps else "", some("targets", settings.targets),
+    ]  # fmt: skip
     return joined(parts, "; ")
 
 
@@ -125,12 +113,9 @@ def _timed(settings: StudySettings) -> str:
 def _runs(results: StudyResults) -> str:
     failed = sum(run.status == "failed" for run in results.runs)
     steps = sum(run.timed_steps for run in results.runs)
-    parts = [
-        counted(len(results.runs), "run"),
-        f"{failed} of them failed" if failed else "",
-        f"{count(steps)} timed steps" if steps else "",
-    ]
-    return joined(parts)
+    runs = counted(len(results.runs), "run")
+    timed = f"{count(steps)} timed steps" if steps else ""
+    return joined([runs, f"{failed} of them failed" if failed else "", timed])
 
 
 def _price(price: HourlyPrice | None) -> str:

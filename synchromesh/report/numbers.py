@@ -1,5 +1,4 @@
-"""Numbers as a reader wants them: three significant digits and a unit; `NONE` for what is not
-known."""
+"""Numbers as a reader wants them: three digits and a unit; `NONE` for what is not known."""
 
 from collections.abc import Iterable, Sequence
 from math import floor, isfinite, log10
@@ -85,7 +84,6 @@ def joined(texts: Iterable[str], between: str = ", ") -> str:
 
 
 def devices(number: int) -> str:
-    """`1 device`, `4 devices`."""
     return counted(number, "device")
 
 

@@ -84,23 +84,19 @@ def _chapter(
     ]
     sections = []
     for ident, title, make, missing in SECTIONS:
-        figures = [figure for subject in subjects for figure in make(subject)]
         styled = (
             replace(figure, drawings=tuple(map(shared.classed, figure.drawings)))
-            for figure in figures
+            for subject in subjects
+            for figure in make(subject)
         )
         sections.append(Section(f"{name}-{ident}", title, tuple(styled), missing))
     return Chapter(
-        name,
-        workload,
-        tuple((s.place, answer(s.comparison)) for s in subjects),
-        tuple(sections),
+        name, workload, tuple((s.place, answer(s.comparison)) for s in subjects), tuple(sections),
         tuple((s.place, summary(s.comparison)) for s in subjects),
-    )
+    )  # fmt: skip
 
 
 def _placed(of_workload: Sequence[RunComparison]) -> Iterator[tuple[RunComparison, str]]:
-    """Comparisons of a workload, with what tells them apart, in words; one alone with nothing."""
     places = [_place(comparison) if len(of_workload) > 1 else "" for comparison in of_workload]
     for comparison, place in zip(of_workload, places, strict=True):
         alone = places.count(place) == 1

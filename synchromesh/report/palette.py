@@ -43,29 +43,19 @@ class Fill:
 INKS: dict[str, Ink] = {
     name: Ink(name, light, dark)
     for name, light, dark in (
-        ("ground", "#ffffff", "#15181c"),
-        ("text", "#1c2126", "#e7eaee"),
-        ("muted", "#57606a", "#a3adb8"),
-        ("grid", "#dde1e6", "#343b44"),
-        ("single", "#6b7280", "#9aa3af"),
-        ("data", "#0b6fb8", "#58a9e8"),
-        ("tensor", "#008577", "#2fc3b0"),
-        ("pipeline", "#c2570c", "#f4934d"),
-        ("hybrid", "#8e3a80", "#d583c8"),
-        ("auto", "#c8102e", "#ff7081"),
-        ("ddp", "#3a83ad", "#8fc4e8"),
-        ("fsdp2", "#8a7400", "#d8bf3f"),
+        ("ground", "#ffffff", "#15181c"), ("text", "#1c2126", "#e7eaee"),
+        ("muted", "#57606a", "#a3adb8"), ("grid", "#dde1e6", "#343b44"),
+        ("single", "#6b7280", "#9aa3af"), ("data", "#0b6fb8", "#58a9e8"),
+        ("tensor", "#008577", "#2fc3b0"), ("pipeline", "#c2570c", "#f4934d"),
+        ("hybrid", "#8e3a80", "#d583c8"), ("auto", "#c8102e", "#ff7081"),
+        ("ddp", "#3a83ad", "#8fc4e8"), ("fsdp2", "#8a7400", "#d8bf3f"),
         ("torch-pipeline", "#8a5a2b", "#cfa071"),
-        ("other-1", "#4b5fb5", "#93a3f0"),
-        ("other-2", "#5f7a1f", "#a9c95c"),
-        ("other-3", "#a0446b", "#ef8fb4"),
-        ("other-4", "#3f6f6f", "#8cc0c0"),
-        ("computing", "#5577a6", "#7d9fd1"),
-        ("transfer", "#cc5a14", "#f0985a"),
-        ("waiting", "#9a7d00", "#dcbc45"),
-        ("rest", "#868e98", "#77808b"),
+        ("other-1", "#4b5fb5", "#93a3f0"), ("other-2", "#5f7a1f", "#a9c95c"),
+        ("other-3", "#a0446b", "#ef8fb4"), ("other-4", "#3f6f6f", "#8cc0c0"),
+        ("computing", "#5577a6", "#7d9fd1"), ("transfer", "#cc5a14", "#f0985a"),
+        ("waiting", "#9a7d00", "#dcbc45"), ("rest", "#868e98", "#77808b"),
     )
-}
+}  # fmt: skip
 
 _MARKERS = {
     "single": "o", "data": "s", "tensor": "^", "pipeline": "D", "hybrid": "v", "auto": "*",

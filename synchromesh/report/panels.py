@@ -4,17 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synchromesh.report.drawing import (
-    SIZES,
-    Box,
-    Drawing,
-    boxes,
-    fitted,
-    labels,
-    lines,
-    marker,
-    width_of,
-)
+from synchromesh.report import drawing
+from synchromesh.report.drawing import SIZES, Box, Drawing
 from synchromesh.report.numbers import devices, seconds
 from synchromesh.report.palette import INKS, Fill, StrategyMark
 from synchromesh.results.groups import RunGroup
@@ -44,8 +35,7 @@ class RowPanels:
         self, sheet: Drawing, panels: Sequence[tuple[str, int]], left: float, width: float,
         longest: float,
     ) -> Iterator[tuple[Any, list[float]]]:  # fmt: skip
-        """Of each panel (title and number of rows) its axes up to `longest`, and the base lines of
-        texts beside its rows."""
+        """Of each panel (title, rows) its axes up to `longest`, and its rows' base lines."""
         top, ticks = sheet.top, round_numbers(longest, self.ticks[sheet.narrow])
         for i, (title, count) in enumerate(panels, 1):
             sheet.text(0, top + 12, title, fontsize=self.title, fontweight="bold")
@@ -70,7 +60,6 @@ class Bar:
 
     @property
     def end(self) -> float:
-        """Where it ends, with its whiskers."""
         return max(sum(value for _, value in self.parts), *(self.whiskers or (0.0,)))
 
 
@@ -87,9 +76,9 @@ def bars(
         panels.setdefault(devices(group.first.devices), []).append(bar)
     every = [bar for _, bar in of_groups]
     names = list(dict.fromkeys(bar.strategy for bar in every))
-    name_width = min(max(map(width_of, names)), 0.30 * width) + 6
-    left, short = name_width + 18, labels(names, name_width - 6)
-    inner = width - left - max(width_of(bar.label) for bar in every) - 12
+    name_width = min(max(map(drawing.width_of, names)), 0.30 * width) + 6
+    left, short = name_width + 18, drawing.labels(names, name_width - 6)
+    inner = width - left - max(drawing.width_of(bar.label) for bar in every) - 12
     longest = max(bar.end for bar in every) or 1.0
     counts = [(title, len(of_panel)) for title, of_panel in panels.items()]
     sheet = BARS.sheet(width, fills, map(len, panels.values()))
@@ -102,14 +91,12 @@ def bars(
     return sheet
 
 
-def _panel(
-    axes: Any, of_panel: Sequence[Bar], marks: Mapping[str, StrategyMark], longest: float
-) -> None:
+def _panel(axes: Any, bars: Sequence[Bar], marks: Mapping[str, StrategyMark], most: float) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_color(INKS["muted"].paint)
     pieces: dict[Fill, list[Box]] = {}
     ends: list[Box] = []
-    for y, bar in enumerate(of_panel):
+    for y, bar in enumerate(bars):
         start = 0.0
         for fill, value in bar.parts:
             pieces.setdefault(fill, []).append((start, start + value, y - 0.31, y + 0.31))
@@ -118,18 +105,16 @@ def _panel(
             ends.append((*bar.whiskers, y, y))
             ends += [(end, end, y - 0.14, y + 0.14) for end in bar.whiskers]
         mark = marks[bar.strategy]
-        outside = -9 * longest / axes.get_window_extent().width
-        axes.plot(outside, y, mark.marker, clip_on=False, **marker(mark))
+        outside = -9 * most / axes.get_window_extent().width
+        axes.plot(outside, y, mark.marker, clip_on=False, **drawing.marker(mark))
     for fill, places in pieces.items():
-        boxes(axes, fill, places)
-    lines(axes, ends, linewidth=1.2)
+        drawing.boxes(axes, fill, places)
+    drawing.lines(axes, ends, linewidth=1.2)
 
 
 @dataclass(frozen=True)
 class ColumnPanel:
-    """Stacks of parts at places of an axis, from the bottom up, names below places, lines across.
-
-    end: of the axis, in places."""
+    """Stacks of parts at places of an axis, names below, lines across. end: of it, in places."""
 
     title: str
     stacks: Sequence[tuple[int, Mapping[Fill, float]]]
@@ -167,11 +152,12 @@ class ColumnPanels:
             row, column = divmod(i, across)
             x, y = self.left + column * (wide + self.gap), sheet.top + row * tall
             axes = sheet.axes(x, y + SIZES.line + 2, wide, self.tall)
-            sheet.text(x, y + 12, fitted(panel.title, SIZES.bold * wide), fontweight="bold")
+            title = drawing.fitted(panel.title, SIZES.bold * wide)
+            sheet.text(x, y + 12, title, fontweight="bold")
             if i >= len(panels) - across:
                 axes.set_xlabel(self.unit, labelpad=1)
             stacked(axes, panel.stacks, self.half)
-            lines(axes, panel.lines, linewidth=self.line)
+            drawing.lines(axes, panel.lines, linewidth=self.line)
             axes.set(xlim=(-0.6, panel.end - 0.4), ylim=(0, most))
             axes.set_xticks(list(panel.names), list(panel.names.values()))
             axes.grid(True, axis="y")
@@ -190,7 +176,7 @@ def stacked(axes: Any, stacks: Iterable[tuple[float, Mapping[Fill, float]]], hal
                 places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
                 bottom += value
     for fill, of_fill in places.items():
-        boxes(axes, fill, of_fill)
+        drawing.boxes(axes, fill, of_fill)
 
 
 def round_numbers(most: float, count: int) -> list[float]:

@@ -73,7 +73,6 @@ def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> 
 
 
 def _ticks(least: float, most: float, count: int) -> list[float]:
-    """Round numbers on a logarithmic axis."""
     ticks = [
         digit * 10.0**power
         for power in range(-9, 9)

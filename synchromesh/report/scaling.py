@@ -4,9 +4,9 @@ T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts
 
 from collections.abc import Iterator
 
-from synchromesh.report.drawing import SIZES, Drawing
+from synchromesh.report.drawing import SIZES, Drawing, Point
 from synchromesh.report.figure import PageFigure, Subject
-from synchromesh.report.lines import Point, end_labels, label_room, style
+from synchromesh.report.lines import end_labels, label_room, style
 from synchromesh.report.numbers import devices, plain, seconds, share
 from synchromesh.report.palette import INKS, PARTS, Fill
 from synchromesh.report.panels import ColumnPanel, ColumnPanels
@@ -15,9 +15,7 @@ from synchromesh.results.groups import RunGroup
 
 IDEAL = Fill(PARTS["computation"].ink, "", "T₁/N: one device's step, divided")
 LEGEND = (IDEAL, PARTS["transfer"], PARTS["waiting"], PARTS["other"])
-PANELS = ColumnPanels(
-    left=46, tall=150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds
-)
+PANELS = ColumnPanels(46, 150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds)
 SCALING = {
     "weak": "Weak scaling: samples per second over those of one device, each device with the same "
     "rows.",
@@ -73,8 +71,7 @@ def _lines(width: int, subject: Subject, speedups: list[tuple[RunGroup, float]])
 
 
 def scaling(subject: Subject) -> Iterator[PageFigure]:
-    """T_1/N + T_comm against N, a panel for each strategy; none where nothing ran on one device,
-    or nothing on several."""
+    """T_1/N + T_comm against N, a panel for each strategy; none without one device and several."""
     comparison = subject.comparison
     every = subject.known(lambda g: overhead(g, comparison.one_device, comparison.weak))
     several = [(g, parts) for g, parts in every if g.first.devices > 1]
@@ -121,5 +118,4 @@ def _columns(width: int, several: list[tuple[RunGroup, Overhead]]) -> Drawing:
 
 def _stack(parts: Overhead) -> dict[Fill, float]:
     start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-    values = (start, parts.transfer, parts.waiting, parts.other)
-    return dict(zip(LEGEND, values, strict=True))
+    return dict(zip(LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True))

@@ -96,7 +96,6 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
 
 
 def _device(axes: Any, row: int, spans: list[TimelineSpan], pixel: float) -> None:
-    """Computation in the upper half of the row, communication and waiting in the lower."""
     for kind, fill in KINDS.items():
         low, high = (row + LANES[kind][0], row + LANES[kind][1])
         pieces = merged((s for s in spans if s.kind == kind), pixel / 2)

@@ -85,7 +85,6 @@ def strips(subject: Subject) -> list[Strip]:
 
 
 def _of_group(group: RunGroup) -> Iterator[Strip]:
-    """Of its runs that differ in their plans."""
     runs = [run for run in group.done if any(s.components for s in run.layouts)]
     different = {tuple(s.plan for s in run.layouts): run for run in reversed(runs)}
     for run in sorted(different.values(), key=lambda run: run.seed):
@@ -98,17 +97,13 @@ def _of_run(run: RunResult, title: str) -> Iterator[Strip]:
     ends = [f"until step {later.step}" for later in stretches[1:]] + [""]
     for stretch, until in zip(stretches, ends, strict=True):
         since = f"from step {stretch.step + 1}" if stretch.step else ""
-        when = joined([since, until], " ")
-        yield Strip(f"{title}, {when}" if when else title, stretch)
+        yield Strip(joined([title, joined([since, until], " ")]), stretch)
 
 
 def _reasons(plans: Sequence[Strip]) -> str:
-    """Why plans were switched, and what it took."""
     said = []
-    for strip in plans:
+    for strip in (strip for strip in plans if strip.layouts.step):
         at = strip.layouts
-        if not at.step:
-            continue
         moved = f", {size(at.moved_bytes)} moved" if at.moved_bytes is not None else ""
         pause = f" (paused for {seconds(at.paused_seconds)}{moved})" if at.paused_seconds else ""
         reason = f": {at.reason}" if at.reason else ""
@@ -123,11 +118,9 @@ def _table(plans: Sequence[Strip]) -> PageTable:
         sizes = [by_name[name].parameter_bytes for _, by_name in named if name in by_name]
         cells = [_cell(by_name.get(name), strip.staged) for strip, by_name in named]
         rows.append((name, size(max(sizes)), *cells))
-    return PageTable(
-        "Layout of each component under each plan; with pipeline stages, its stage",
-        ("component", "parameters", *(strip.title for strip in plans)),
-        tuple(rows),
-    )
+    caption = "Layout of each component under each plan; with pipeline stages, its stage"
+    columns = ("component", "parameters", *(strip.title for strip in plans))
+    return PageTable(caption, columns, tuple(rows))
 
 
 def _cell(component: ComponentLayout | None, staged: bool) -> str:
@@ -137,7 +130,6 @@ def _cell(component: ComponentLayout | None, staged: bool) -> str:
 
 
 def _fills(plans: Sequence[Strip]) -> list[Fill]:
-    """Those of the plans' layouts, in the order of the palette."""
     fills = list(dict.fromkeys(layout_fill(c.layout) for s in plans for c in s.components))
     return sorted(fills, key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
 
@@ -157,8 +149,7 @@ def _draw(width: int, plans: Sequence[Strip]) -> Drawing:
         title = fitted(strip.title, SIZES.bold * width, SIZES.small + 1)
         sheet.text(0, y + 14, title, fontweight="bold")
         wide = width_of(title) / SIZES.bold + 12
-        plan = fitted(strip.layouts.plan, width - wide)
-        if plan:
+        if plan := fitted(strip.layouts.plan, width - wide):
             sheet.text(wide, y + 14, plan, "muted")
         _strip(sheet, axes, strip.components, y + SIZES.line + 4)
         y += height
@@ -170,9 +161,7 @@ def _height(strip: Strip) -> int:
 
 
 def _widths(components: Components, width: float) -> list[float]:
-    """Pixels of each component: as its parameters, at least `STRIP.least` where there is room.
-
-    width_i = least + (width - n least) bytes_i / sum of bytes"""
+    """Pixels of a component: least + (width - n least) bytes / sum of bytes, if there is room."""
     least = min(STRIP.least, width / len(components) / 2)
     total = sum(c.parameter_bytes for c in components)
     rest = width - least * len(components)
@@ -233,13 +222,11 @@ def _box(x: float, y: float, wide: float, tall: float) -> Any:
 
 def _borders(axes: Any, widths: list[float], y: float, start: float = 0.0) -> None:
     """Lines between components, as one path; none where they would be all that is seen."""
-    xs: list[float] = []
-    ys: list[float] = []
-    x = start
+    xs, ys, nan = list[float](), list[float](), float("nan")
     for wide, following in pairwise(widths):
-        x += wide
+        start += wide
         if min(wide, following) > 1.5:
-            xs += [x, x, float("nan")]
-            ys += [y, y + STRIP.tall, float("nan")]
+            xs += [start, start, nan]
+            ys += [y, y + STRIP.tall, nan]
     if xs:
         axes.plot(xs, ys, color=INKS["ground"].paint, linewidth=0.8)

@@ -74,13 +74,10 @@ def _remarks(comparison: RunComparison, most: int = 600) -> Iterator[RunRemark]:
 
 
 def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
-    """The columns by the label above them."""
     return {
         "Run": {
-            "strategy": lambda g: g.first.strategy,
-            "devices": lambda g: str(g.first.devices),
-            "plan": _plans,
-            "batch": lambda g: str(g.first.batch),
+            "strategy": lambda g: g.first.strategy, "devices": lambda g: str(g.first.devices),
+            "plan": _plans, "batch": lambda g: str(g.first.batch),
             "seeds": lambda g: str(len(g.done)),
         },
         "Time": {
@@ -118,7 +115,7 @@ def _columns(comparison: RunComparison) -> dict[str, dict[str, Cell]]:
         "Metrics at the end": {name: _end(name) for name in comparison.metrics},
         "To target": {name: _target(i) for i, name in enumerate(TARGET)},
         "Cost": {"of the run": _median(dollars, lambda r: r.dollars)},
-    }
+    }  # fmt: skip
 
 
 def _median(write: Callable[[float | None], str], of: Callable[[RunResult], float | None]) -> Cell:
@@ -135,7 +132,6 @@ def _quartiles(group: RunGroup) -> str:
 
 
 def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
-    """T_comm, on several devices."""
     if group.first.devices == 1:
         return None
     found = overhead(group, comparison.one_device, comparison.weak)
@@ -143,15 +139,13 @@ def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
 
 
 def _utilisation(comparison: RunComparison) -> str:
-    """The column's name, with what it is a share of where all say the same."""
     runs = [run for group in comparison.groups for run in group.done]
     of = {run.utilisation_of for run in runs if run.utilisation is not None}
     return f"utilisation: {short(of.pop(), 60)}" if len(of) == 1 else "utilisation"
 
 
 def _plans(group: RunGroup) -> str:
-    plans = dict.fromkeys(run.plan for run in group.done if run.plan)
-    return "; or ".join(plans) or NONE
+    return "; or ".join(dict.fromkeys(run.plan for run in group.done if run.plan)) or NONE
 
 
 TARGET = ("target", "epochs", "time", "dollars")

@@ -67,11 +67,9 @@ def step_parts(group: RunGroup) -> StepParts | None:
 
 
 def overhead(group: RunGroup, one_device: RunGroup | None, weak: bool) -> Overhead | None:
-    """T_comm of a group, against the step of one device on the same batch (`weak`: on a device's
-    part of the batch, so that T_1 of the whole batch is N times that step)."""
+    """T_comm of a group, against one device on the same batch (`weak`: on a device's part)."""
     parts = step_parts(group)
     if parts is None or one_device is None or one_device.step_seconds is None:
         return None
-    devices = group.first.devices
-    ideal = one_device.step_seconds.median / (1 if weak else devices)
+    ideal = one_device.step_seconds.median / (1 if weak else group.first.devices)
     return Overhead(parts.step, ideal, parts.transfer, parts.waiting)

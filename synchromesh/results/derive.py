@@ -1,5 +1,4 @@
-"""Figures that follow from others of a study: speedup, efficiency, dollars; and several studies as
-one, with their speedups anew.
+"""Figures that follow from others of a study: speedup, efficiency, dollars; several as one.
 
 Of a run on N devices with global batch B, against runs of the same workload on one device, which
 are those of `single` where there are any (Grama et al., Introduction to Parallel Computing, 5.2):
@@ -9,8 +8,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
     efficiency       speedup / N
     dollars          price per hour x instances x seconds / 3600   [`HourlyPrice.dollars`]
 
-Of several runs on one device those of the same seed count, which took turns with the run; where
-there is none step_1 and samples/s_1 are medians over the seeds. What ran on emulated
+On one device those of the same seed count, else medians over the seeds. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself."""
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,14 +25,11 @@ T = TypeVar("T")
 
 def derive(results: StudyResults) -> StudyResults:
     """The document with `speedup`, `efficiency`, `dollars` and the dollars of each target of its
-    runs worked out; None where something that they follow from is not known. Without a price,
-    dollars stay as they are."""
+    runs worked out; None where something is not known. Without a price, dollars stay."""
     weak = results.settings.scaling == "weak"
     done = tuple(run for run in results.runs if run.status == "done")
-    return replace(
-        results,
-        runs=tuple(_priced(_compared(run, done, weak), results.price) for run in results.runs),
-    )
+    runs = (_priced(_compared(run, done, weak), results.price) for run in results.runs)
+    return replace(results, runs=tuple(runs))
 
 
 def throughput(run: RunResult) -> float | None:
@@ -48,9 +43,8 @@ def _compared(run: RunResult, done: Sequence[RunResult], weak: bool) -> RunResul
     speedup = None
     if run.status == "done":
         speedup = _weak(run, done) if weak else _strong(run, done)
-    return replace(
-        run, speedup=speedup, efficiency=None if speedup is None else speedup / run.devices
-    )
+    efficiency = None if speedup is None else speedup / run.devices
+    return replace(run, speedup=speedup, efficiency=efficiency)
 
 
 def _strong(run: RunResult, done: Sequence[RunResult]) -> float | None:
@@ -69,13 +63,11 @@ def _weak(run: RunResult, done: Sequence[RunResult]) -> float | None:
 
 
 def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> list[RunResult]:
-    wanted = (1, batch, run.workload, run.cluster, run.emulated, run.predicted)
-    alike = [
-        r
-        for r in done
-        if (r.devices, r.batch, r.workload, r.cluster, r.emulated, r.predicted) == wanted
-        and _timed(r)
-    ]
+    def place(r: RunResult) -> tuple[object, ...]:
+        return r.workload, r.cluster, r.emulated, r.predicted
+
+    one = [r for r in done if (r.devices, r.batch) == (1, batch) and _timed(r)]
+    alike = [r for r in one if place(r) == place(run)]
     base = [r for r in alike if r.strategy == "single"] or alike
     return [r for r in base if r.seed == run.seed] or base
 
@@ -95,11 +87,9 @@ def _priced(run: RunResult, price: HourlyPrice | None) -> RunResult:
         return replace(target, dollars=dollars(target.seconds))
 
     return replace(
-        run,
-        dollars=dollars(run.seconds),
-        to_target=run.to_target and reached(run.to_target),
+        run, dollars=dollars(run.seconds), to_target=run.to_target and reached(run.to_target),
         further_targets=tuple(map(reached, run.further_targets)),
-    )
+    )  # fmt: skip
 
 
 def merged(studies: Sequence[StudyResults]) -> StudyResults:
@@ -110,26 +100,23 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
     first, *others = studies
     if not others:
         return first
-    scaling = {study.settings.scaling for study in studies}
-    if len(scaling) > 1:
+    if len({study.settings.scaling for study in studies}) > 1:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
     return derive(
         replace(
-            first,
-            title=_joined(study.title for study in studies),
+            first, title=_joined(study.title for study in studies),
             created=max(study.created for study in studies),
             command=_joined((study.command for study in studies), "\n"),
             note=_joined((study.note for study in studies), "\n"),
             runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
             settings=StudySettings(scaling=first.settings.scaling),
             cluster=_same([study.cluster for study in studies]),
-            emulated=any(study.emulated for study in studies),
-            versions=_versions(studies),
+            emulated=any(study.emulated for study in studies), versions=_versions(studies),
             price=_same([study.price for study in studies]),
         )
-    )
+    )  # fmt: skip
 
 
 def _same(values: Sequence[T]) -> T | None:
@@ -138,7 +125,6 @@ def _same(values: Sequence[T]) -> T | None:
 
 
 def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
-    """Of several machines each with its machine as the cluster of its runs."""
     machines = list(dict.fromkeys(study.machine for study in studies))
     if len(machines) == 1:
         yield from studies
@@ -162,7 +148,4 @@ def _joined(texts: Iterable[str], between: str = ", ") -> str:
 
 def _versions(studies: Sequence[StudyResults]) -> dict[str, str]:
     names = dict.fromkeys(name for study in studies for name in study.versions)
-    return {
-        name: _joined((study.versions.get(name, "") for study in studies), " and ")
-        for name in names
-    }
+    return {n: _joined((study.versions.get(n, "") for study in studies), " and ") for n in names}

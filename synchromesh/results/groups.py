@@ -6,7 +6,7 @@ neither their quartiles nor the medians of their seeds overlap."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from statistics import fmean, median, stdev
@@ -49,7 +49,6 @@ class RunGroup:
         return tuple(run for run in self.runs if run.status == "done")
 
     def median(self, of: Callable[[RunResult], float | None]) -> float | None:
-        """The median of a figure over the runs that have it."""
         values = [value for run in self.done if (value := of(run)) is not None]
         return median(values) if values else None
 
@@ -69,12 +68,10 @@ class RunGroup:
         return Quartiles(epoch, epoch * step.q1 / step.median, epoch * step.q3 / step.median)
 
     def ends(self, metric: str) -> Spread | None:
-        """A metric after the last epoch of each run."""
         last = [run.metrics[-1].values.get(metric) for run in self.done if run.metrics]
         return _spread([value for value in last if value is not None])
 
     def curve(self, metric: str) -> tuple[MetricPoint, ...]:
-        """A metric by epoch."""
         ends: dict[int, list[Epoch]] = defaultdict(list)
         for end in (e for run in self.done for e in run.metrics if metric in e.values):
             ends[end.epoch].append(end)
@@ -99,10 +96,8 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Groups that may be compared: of one workload on one cluster, with the same global batch
-    (strong scaling) or rows of a device (weak scaling).
-
-    rows: of the batch, or of a device's part of it."""
+    """Groups that may be compared: of one workload on one cluster, with the same `rows` of the
+    global batch (strong scaling) or of a device (weak)."""
 
     workload: str
     cluster: str
@@ -114,17 +109,14 @@ class RunComparison:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """The numbers of devices, ascending."""
         return tuple(sorted({group.first.devices for group in self.groups}))
 
     @cached_property
     def strategies(self) -> tuple[str, ...]:
-        """In the order of the document."""
         return tuple(dict.fromkeys(group.first.strategy for group in self.groups))
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """The names of what was evaluated."""
         ends = (e for group in self.groups for run in group.done for e in run.metrics)
         return tuple(dict.fromkeys(name for end in ends for name in end.values))
 
@@ -169,9 +161,7 @@ def _quartiles(of: Sequence[Quartiles | None]) -> Quartiles | None:
     known = [q for q in of if q is not None]
     if not known:
         return None
-    return Quartiles(
-        median(q.median for q in known), median(q.q1 for q in known), median(q.q3 for q in known)
-    )
+    return Quartiles(*(median(getattr(q, f.name) for q in known) for f in fields(Quartiles)))
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

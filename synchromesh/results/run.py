@@ -31,8 +31,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class CommunicationShares:
-    """The part of a step in which communication is in flight while a device computes nothing
-    (exposed), and while it computes (hidden)."""
+    """Communication while a device computes nothing (exposed), and while it computes (hidden)."""
 
     exposed: float
     hidden: float
@@ -40,10 +39,8 @@ class CommunicationShares:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The end of an epoch.
-
-    seconds: of training since the start, without validation, checkpoints and other runs' turns.
-    loss: mean over the epoch's steps. values: of each metric, over the validation data."""
+    """The end of an epoch. seconds: of training since the start, without validation, checkpoints
+    and others' turns. loss: mean over its steps. values: of metrics, over validation data."""
 
     epoch: int
     step: int
@@ -54,8 +51,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Reached:
-    """A target, as `accuracy=0.9`, and what it took; None where it was not reached, and dollars
-    where no price is known."""
+    """A target, as `accuracy=0.9`, and what it took; None: not reached, or no price is known."""
 
     target: str
     epochs: int | None = None
@@ -173,10 +169,8 @@ class RunResult:
 
     @property
     def exposed_share(self) -> float | None:
-        """Of communication; None where it is not known."""
         return None if self.communication_share is None else self.communication_share.exposed
 
     @property
     def hidden_share(self) -> float | None:
-        """Of communication; None where it is not known."""
         return None if self.communication_share is None else self.communication_share.hidden

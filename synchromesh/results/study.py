@@ -24,8 +24,7 @@ class StudyMachine:
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What was asked for: of each list every combination was run. at_most: seconds of timed steps
-    of a run, of which slow ones have fewer then."""
+    """What was asked for: every combination was run. at_most: seconds of a run's timed steps."""
 
     strategies: tuple[str, ...] = ()
     devices: tuple[int, ...] = ()

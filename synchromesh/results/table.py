@@ -27,18 +27,13 @@ def table(results: StudyResults) -> str:
 
 
 def harmless(cell: Cell | bool) -> Cell:
-    """What a spreadsheet shows: numbers as they are, a text that it would run with an apostrophe
-    in front."""
+    """What a spreadsheet shows: numbers as they are, text that it would run after a quote."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    if isinstance(cell, str) and cell.lstrip(" ")[:1] in tuple(FORMULA):
-        return f"'{cell}"
-    return cell
+    return f"'{cell}" if isinstance(cell, str) and cell.lstrip(" ")[:1] in tuple(FORMULA) else cell
 
 
 def _peak(kind: str) -> Callable[[RunResult], Cell]:
-    """Of the device that needs most of that kind."""
-
     def cell(run: RunResult) -> Cell:
         return max((int(getattr(m, kind)) for m in run.peak_memory_bytes), default=None)
 

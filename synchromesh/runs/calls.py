@@ -20,19 +20,11 @@ ANNOTATION = "synchromesh::"  # begins a range that a call of a process group ha
 WAIT = f"{ANNOTATION}wait"  # the range in which a thread waits for a communication
 MESSAGES = ("send", "receive")
 _NAMES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
+    "scatter": "scatter", "barrier": "barrier", "send": "send", "recv": "receive",
     "sendrecv": "send_receive",  # one NCCL kernel for both
-    "send": "send",
-    "recv": "receive",
-}
+}  # fmt: skip
 _LONGEST_FIRST = sorted(_NAMES, key=len, reverse=True)
 METHODS = (
     "allreduce", "allreduce_coalesced",

@@ -1,7 +1,5 @@
-"""Events of a run: what it says of itself, a record for each kind; docs/runs.md has the fields.
-
-`synchromesh train` keeps them as the lines of its log, ranks of a study send them to it; of both
-`result.py` makes a `RunResult`."""
+"""Events of a run, a record for each kind; docs/runs.md has the fields. `train` keeps them in its
+log, ranks of a study send them to it; of both `result.py` makes a `RunResult`."""
 
 import re
 from collections.abc import Mapping
@@ -22,10 +20,8 @@ Seconds = Annotated[float, Within(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """Something that a run says, under `name`.
-
-    time   when, in seconds since the Unix epoch; None of what is not in a log
-    more   what is said besides the fields of its class"""
+    """Something that a run says, under `name`. time: seconds since the Unix epoch, in a log. more:
+    what is said besides the fields of its class."""
 
     name: ClassVar[str]
     omitted: ClassVar[tuple[str, ...]] = ()  # fields that the log leaves out where they are None
@@ -63,12 +59,8 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class RankMachine:
-    """The machine as a rank has it, in the log of its run.
-
-    boot           equal on one kernel
-    device         `cpu`, or the GPU's name
-    cores          that the rank may use; a quota may be a fraction
-    memory_bytes   of the device"""
+    """The machine as a rank has it. boot: equal on one kernel. device: `cpu`, or a GPU's name.
+    cores: that the rank may use, maybe a fraction. memory_bytes: of the device."""
 
     host: str = ""
     boot: str = ""
@@ -89,11 +81,8 @@ class RankMachine:
 
     @property
     def of_study(self) -> StudyMachine:
-        """As results have it."""
-        devices = () if self.device == "cpu" else (self.device,)
-        return StudyMachine(
-            self.processor, int(self.cores), self.memory_bytes, devices, self.system
-        )
+        devices, cores = () if self.device == "cpu" else (self.device,), int(self.cores)
+        return StudyMachine(self.processor, cores, self.memory_bytes, devices, self.system)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +102,10 @@ class RunStarted(RunEvent, name="start"):
     parameter_bytes: Count = 0
     machines: tuple[RankMachine, ...] = ()
 
+    @property
+    def first_machine(self) -> RankMachine:
+        return self.machines[0] if self.machines else RankMachine()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(RunEvent, name="resume"):
@@ -124,9 +117,8 @@ class RunResumed(RunEvent, name="resume"):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutInForce(RunEvent, name="layout"):
-    """The plan that holds after `step`; where it was switched to, why and what that took.
-
-    seconds: of training so far, in a study"""
+    """The plan that holds after `step`; where it was switched to, why and what that took. seconds:
+    of training so far, in a study."""
 
     omitted = ("reason", "pause_seconds", "bytes_moved", "seconds")
 
@@ -140,7 +132,6 @@ class LayoutInForce(RunEvent, name="layout"):
 
     @property
     def layouts(self) -> Layouts:
-        """As results have it."""
         return Layouts(
             self.step, self.plan, self.components, self.reason or "", self.seconds,
             self.pause_seconds, self.bytes_moved,
@@ -149,8 +140,7 @@ class LayoutInForce(RunEvent, name="layout"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPredicted(RunEvent, name="prediction"):
-    """What steps should take under the plan in force: seconds, bytes by rank; as
-    `Candidate.to_dict` has it."""
+    """What steps should take under the plan in force, as `Candidate.to_dict` has it."""
 
     step_seconds: Seconds | None = None
     memory_bytes: tuple[int | None, ...] = ()
@@ -168,8 +158,6 @@ class PlanChosen(RunEvent, name="choice"):
 
 @dataclass(frozen=True, kw_only=True)
 class StepLoss(RunEvent, name="step"):
-    """The global mean loss of a step."""
-
     step: Count
     epoch: Count
     loss: float | None
@@ -226,8 +214,7 @@ class RankRecorded(RunEvent, name="rank recording"):
 @dataclass(frozen=True, kw_only=True)
 class StepsRecorded(RunEvent, name="recording"):
     """The recorded steps (first and last) of all ranks: `Shares` by rank and their mean, bytes
-    that each rank sent in a step, the trace's file, its spans, and operators that it leaves out.
-    """
+    that each rank sent in a step, the trace's file, its spans, and operators left out of it."""
 
     steps: tuple[int, ...] = ()
     shares: tuple[Mapping[str, Any], ...] = ()
@@ -245,8 +232,6 @@ class StepsRecorded(RunEvent, name="recording"):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPeak(RunEvent, name="rank memory"):
-    """The memory of one rank at the peak of a step."""
-
     peak: MemoryByKind
 
 
@@ -273,13 +258,11 @@ class SwitchMeasured(RunEvent, name="adapted"):
 
 
 # what a line of a log may say besides metrics: one whose name is among them is `valid_NAME` there
-LOGGED = frozenset(
-    {
-        "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
-        "ranks", "best", "samples_per_second", "stopped", "samples per second",
-        "run folder", "trained_seconds", "elapsed_seconds", "utilisation",
-    }
-)  # fmt: skip
+LOGGED = frozenset({
+    "event", "time", "epoch", "epochs", "step", "steps", "loss", "seconds", "workload", "plan",
+    "ranks", "best", "samples_per_second", "stopped", "samples per second", "run folder",
+    "trained_seconds", "elapsed_seconds", "utilisation",
+})  # fmt: skip
 
 
 def logged_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -329,16 +312,12 @@ class EpochMeasured(RunEvent, name="epoch"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(RunEvent, name="checkpoint"):
-    """A checkpoint was written."""
-
     path: str
     step: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNotSaved(RunEvent, name="unsaved"):
-    """One could not be written."""
-
     path: str
     step: Count
     reason: str
@@ -346,8 +325,6 @@ class CheckpointNotSaved(RunEvent, name="unsaved"):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStopped(RunEvent, name="stop"):
-    """The run was asked to stop."""
-
     signal: str
     step: Count
 

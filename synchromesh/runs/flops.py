@@ -23,10 +23,7 @@ SLOWER_FORMS = {"pcie", "nvl"}  # words of names of devices that have a sheet of
 
 def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -> int:
     """Operations (a multiplication and an addition are two) of forward and backward of `batch` on
-    the unsharded `model`, by torch's formulas for products, convolutions and attention.
-
-    A small batch is enough: operations grow with the rows. Gradients of the model are left unset.
-    """
+    the unsharded `model`, by torch's formulas for products, convolutions and attention."""
     with FlopCounterMode(display=False) as counter:
         value = loss(model, batch)
         total = value if isinstance(value, Tensor) else value[0]
@@ -38,17 +35,14 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: A
 def flops_utilisation(
     flops: float, seconds: float, device: str, count: int, dtype: str
 ) -> float | None:
-    """The part of the peak of `count` devices; None where the catalogue does not know theirs.
-
-    flops: of a step, on all its rows. device: a GPU's name, as torch.cuda.get_device_name has it.
-    dtype: that products are computed in, as the catalogue names it."""
+    """The part of the peak of `count` devices, if the catalogue has it. flops: of a step. device:
+    a GPU's name, as torch.cuda.get_device_name has it. dtype: as the catalogue names it."""
     peak = peak_flops(device, dtype)
     return None if peak is None or seconds <= 0 else flops / (seconds * count * peak)
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Peak operations a second of the GPU of that name; None where the catalogue has no sheet of
-    it, as of the slower PCIe forms of most."""
+    """Peak operations a second of a GPU; None: no sheet, as of the slower PCIe forms of most."""
     words = re.split(r"[\s_-]+", device.lower())
     slower = SLOWER_FORMS & set(words)
     for name, sheet in sheets().devices.items():
@@ -60,8 +54,7 @@ def peak_flops(device: str, dtype: str) -> float | None:
 
 
 def row_flops(workload: Workload, rows: int = 2) -> float:
-    """Operations of forward and backward of one row of the unsharded model, counted of a batch of
-    `rows`."""
+    """Operations of forward and backward of one row of the unsharded model, counted of `rows`."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         if workload.carry is None:
@@ -74,8 +67,7 @@ def row_flops(workload: Workload, rows: int = 2) -> float:
 def with_flops(
     runs: Sequence[RunResult], workloads: Mapping[str, Workload], device: str | None, bf16: bool
 ) -> list[RunResult]:
-    """The runs with their `flops_utilisation`. device: the name of the GPU that each rank ran on;
-    None where they ran on CPUs, of which no peak is known."""
+    """The runs with `flops_utilisation`. device: each rank's GPU; None: CPUs, of unknown peak."""
     if device is None:
         return list(runs)
     dtype = "bfloat16" if bf16 else "float32"

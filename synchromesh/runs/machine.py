@@ -24,10 +24,9 @@ def rank_machine(device: torch.device) -> RankMachine:
 
 def machine() -> StudyMachine:
     """Processor, cores, memory, accelerators and system of this machine."""
-    count = torch.cuda.device_count()
     return StudyMachine(
         processor(), os.cpu_count() or 0, device_bytes(torch.device("cpu")),
-        tuple(torch.cuda.get_device_name(i) for i in range(count)), system(),
+        tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())), system(),
     )  # fmt: skip
 
 

@@ -1,10 +1,8 @@
-"""Peak memory of one device by kind: parameters, gradients, optimizer states, buffers, and
-activations, which are all else that is alive at the peak.
+"""Peak memory of one device by kind; activations are all else that is alive at the peak.
 
 A step runs once under a dispatch mode that sees every storage come and go (programs/memory.py);
 what a storage was is known after the step, so a journal of all changes is walked again up to the
-peak. On CUDA the peak is the allocator's, and what it has beyond the tracked storages counts as
-activations."""
+peak. On CUDA the peak is the allocator's; what it has beyond storages counts as activations."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,12 +27,9 @@ class MemoryTracker:
     before and stay; they are activations. A gradient is one from when its tensor is made."""
 
     def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        buffers: Iterable[Tensor],
-        optimizer: Optimizer,
+        self, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Optimizer,
         batch: Any = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.parameters, self.optimizer = [*parameters], optimizer
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self.by_kind = MemoryByKind()
@@ -87,8 +82,7 @@ class _Journal(LiveBytes):
     def name(self, tensors: Iterable[Any], kind: str) -> None:
         """Names the kind of those that are counted."""
         for x in (x for tensor in tensors for x in _plain(tensor)):
-            mark = self._seen.get(id(x.untyped_storage()))
-            if mark is not None:
+            if (mark := self._seen.get(id(x.untyped_storage()))) is not None:
                 self._kinds[mark] = kind
 
     def at_peak(self) -> Counter[str]:
@@ -128,16 +122,11 @@ def _states(optimizer: Optimizer) -> list[Any]:
 
 @contextmanager
 def _gradients_labelled(parameters: Iterable[Tensor], live: _Journal) -> Iterator[None]:
-    """Names gradients when they are there; a step may free them again."""
-
     def there(p: Tensor) -> None:
         live.name(_gradients([p]), "gradients")
 
-    hooks = [
-        p.register_post_accumulate_grad_hook(there)
-        for p in parameters
-        if p.requires_grad and p.is_leaf
-    ]
+    trained = [p for p in parameters if p.requires_grad and p.is_leaf]
+    hooks = [p.register_post_accumulate_grad_hook(there) for p in trained]
     try:
         yield
     finally:

@@ -14,8 +14,7 @@ when a thread waits. Computation is operators, and as `host` what goes on betwee
 a step but waiting: Python, autograd, calls. DDP's reducer calls and waits in C++, where nothing
 is annotated: a gap in which such a collective ends counts as a wait.
 
-On CUDA, kernels and copies of the device's streams; those of NCCL communicate (not tested here).
-"""
+On CUDA, kernels and copies of the device's streams; NCCL's communicate (not tested here)."""
 
 from bisect import bisect_right
 from collections import deque
@@ -70,23 +69,19 @@ def cpu_spans(
     reduced, inferred = _inferred_waits(_collectives(collectives, calls), gaps)
     annotated = [(r.start, r.end) for r in ordered if r.name == WAIT and r.thread == main]
     traffic = _until_waits_end(reduced, annotated) + _messages(messages, calls)
-    host = [
-        Span(start, end, "computation", HOST, _lane(main))
-        for start, end in minus(gaps, union([*annotated, *inferred]))
-    ]
+    between = minus(gaps, union([*annotated, *inferred]))
+    host = [Span(start, end, "computation", HOST, _lane(main)) for start, end in between]
     return by_start([*traffic, *operators, *host])
 
 
 def _of_gloo(ordered: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    """Its collectives and its messages."""
     ranges = [r for r in ordered if r.name.startswith(GLOO)]
     collectives = [r for r in ranges if communication_name(r.name) not in MESSAGES]
     return collectives, [r for r in ranges if communication_name(r.name) in MESSAGES]
 
 
 def _computations(ordered: Sequence[Range], main: int) -> Iterator[Range]:
-    """Operators of the main thread and of autograd's; not of gloo's threads, in which operators
-    run, too."""
+    """Operators of the main thread and of autograd's; gloo's threads run some, too."""
     computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
     return (r for r in ordered if _computes(r) and r.thread in computing)
 
@@ -120,10 +115,12 @@ def _calls(ordered: Iterable[Range], everyone: tuple[int, ...]) -> list[_Issued]
             annotated[r.thread] = r.end
             members = tuple(int(n) for n in ranks.split(","))
             calls.append(_Issued(r.start, r.end, r.thread, name, members))
-        elif r.name.startswith("c10d::") and r.start >= annotated.get(r.thread, 0.0):
-            known = communication_name(r.name)
-            if known is not None:
-                calls.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
+        elif (
+            r.name.startswith("c10d::")
+            and r.start >= annotated.get(r.thread, 0.0)
+            and (known := communication_name(r.name))
+        ):
+            calls.append(_Issued(r.start, r.end, r.thread, known, everyone, annotated=False))
     return calls
 
 
@@ -139,13 +136,8 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
     spans = []
     for r in ranges:
         title = communication_name(r.name) or r.name
-        heads = [
-            waiting[0]
-            for waiting in open_.values()
-            if waiting
-            and waiting[0].start <= r.start
-            and title in (waiting[0].name, BUILT_OF.get(waiting[0].name))
-        ]
+        waiting = (calls[0] for calls in open_.values() if calls and calls[0].start <= r.start)
+        heads = [call for call in waiting if title in (call.name, BUILT_OF.get(call.name))]
         heads.sort(key=lambda call: (call.ranks != serves.get(r.thread), call.start))
         call = open_[heads[0].ranks].popleft() if heads else _Issued(*r[:2], r.thread, title, ())
         serves[r.thread] = call.ranks
@@ -157,21 +149,19 @@ def _collectives(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[tupl
 
 def _messages(ranges: Iterable[Range], calls: Iterable[_Issued]) -> list[Span]:
     """Each range with the ranks of the call that it begins in."""
-    sorted_calls = [call for call in calls if call.name in MESSAGES]
-    starts = [call.start for call in sorted_calls]
+    ordered = [call for call in calls if call.name in MESSAGES]
+    starts = [call.start for call in ordered]
     spans = []
     for r in ranges:
-        name, ranks = communication_name(r.name) or r.name, tuple[int, ...]()
-        at = bisect_right(starts, r.start) - 1
-        if at >= 0 and sorted_calls[at].end >= r.start and sorted_calls[at].name == name:
-            ranks = sorted_calls[at].ranks
+        name, at = communication_name(r.name) or r.name, bisect_right(starts, r.start) - 1
+        call = ordered[at] if at >= 0 else None
+        ranks = call.ranks if call and call.end >= r.start and call.name == name else ()
         spans.append(Span(r.start, r.end, "communication", name, f"{name}s", ranks))
     return spans
 
 
 def _until_waits_end(collectives: Sequence[Span], waits: Sequence[Interval]) -> list[Span]:
-    """The last collective that ends within a wait lasts until the wait does: this rank knows of
-    its end then."""
+    """The last collective that ends within a wait lasts until the wait does: then it is known."""
     spans = list(collectives)
     by_end = sorted(range(len(spans)), key=lambda i: spans[i].end)
     ends = [spans[i].end for i in by_end]

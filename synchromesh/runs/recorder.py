@@ -28,9 +28,8 @@ from synchromesh.runs.spans import Interval, Recording, Span, by_start
 
 
 class Recorder:
-    """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike.
-
-    recording: of this rank, once it has ended; times are of this machine's system clock."""
+    """Records what runs inside it: DDP, FSDP2, torch's pipelining and our engine alike. recording:
+    of this rank, once it has ended; times are of this machine's system clock."""
 
     OPERATOR = 0  # RecordScope::FUNCTION, a call through torch's dispatcher
 
@@ -60,20 +59,19 @@ class Recorder:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One training step: shares are of the time inside. On CUDA its end is waited for."""
+        """One training step: shares are of the time inside."""
         began = time.perf_counter()
         yield
         self.step_ended(began)
 
     def step_ended(self, began: float) -> None:
-        """The end of a training step that began then, by `time.perf_counter`."""
+        """The end, waited for on CUDA, of a step that began then, by `time.perf_counter`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.stepped(time.perf_counter() - began)
 
     def stepped(self, seconds: float) -> None:
-        """A training step that took so long has just ended: as `step`, where that cannot be
-        wrapped around it."""
+        """A step that took so long has just ended: as `step`, where that cannot be around it."""
         now = time.time_ns() * 1e-9
         self.steps.append((now - seconds, now))
 
@@ -101,8 +99,7 @@ class Recorder:
 
 
 def _device_span(event: Any) -> Span:
-    """A kernel or copy; of an NCCL kernel the ranks as its metadata have them. By the
-    documentation of kineto, not tested: no GPU has run this."""
+    """A kernel or copy; NCCL's with its metadata's ranks. By kineto's documentation, untested."""
     start, name = event.start_ns() * 1e-9, event.name()
     end, lane = start + event.duration_ns() * 1e-9, f"stream {event.device_resource_id()}"
     if not name.startswith("nccl"):
@@ -116,16 +113,12 @@ def _device_span(event: Any) -> Span:
 
 
 def common_clock(group: Group, exchanges: int = 16) -> float:
-    """Seconds that rank 0's system clock (of the group) shows more than this rank's; all members
-    call alike.
+    """Seconds that rank 0's clock (of the group) shows more than this rank's; all call alike.
 
     Processes of one machine share its system clock. To another machine's, the offset is by
     Cristian's algorithm (Distributed Computing 3, 1989): a rank sends at `a`, rank 0 answers with
     its time `t`, the answer is there at `b`; rank 0's clock then shows t + (b - a) / 2, and is off
-    by (b - a) / 2 at most. The exchange with the smallest round trip counts.
-
-    exchanges: for each rank; chosen: the smallest of so many round trips is near the least
-    possible."""
+    by (b - a) / 2 at most. The least of the round trips of so many `exchanges` (chosen) counts."""
     machines = group.all_gather_json(boot())
     offset = 0.0
     with group.world.ledger.paused():
@@ -150,7 +143,6 @@ def _number(group: Group, value: int = 0) -> torch.Tensor:
 
 
 def _asked(group: Group, exchanges: int) -> float:
-    """The offset of rank 0's clock, by the quickest of several exchanges."""
     trips: list[tuple[int, float]] = []
     for _ in range(exchanges):
         answer, began = _number(group), time.time_ns()

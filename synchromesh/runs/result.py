@@ -1,5 +1,4 @@
-"""A run's results, from its events: those of the log of `train` (docs/runs.md), or of what the
-ranks of a study have said.
+"""A run's results, from its events: of the log of `train` (docs/runs.md), or of a study's ranks.
 
 What a log says was measured is of its last call (a run that was resumed had several), and of the
 plan that it ended with; metrics are of all calls. Steps are timed without the first `WARM_UP`,
@@ -27,7 +26,6 @@ from synchromesh.runs.events import (
     MemoryTracked,
     PlanChosen,
     PlanDecided,
-    RankMachine,
     RunEnded,
     RunEvent,
     RunStarted,
@@ -50,12 +48,8 @@ READ: Mapping[str, type[RunEvent]] = {
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Steps that are samples of what a step takes.
-
-    seconds   of each that has all rows
-    rows      of all
-    loading   seconds of waiting for their batches
-    wall      seconds end to end"""
+    """Steps that are samples of what one takes. seconds: of each with all rows; rows: of all;
+    loading: seconds of waiting for batches; wall: seconds end to end."""
 
     seconds: Sequence[float]
     rows: int
@@ -66,30 +60,23 @@ class TimedSteps:
 def run_result(
     of: RunResult, events: Sequence[RunEvent], timed: TimedSteps, metrics: tuple[Epoch, ...]
 ) -> RunResult:
-    """`of`, which says what was asked, with what `events` say was measured. metrics: `epochs` of
-    the whole run, where that had several calls."""
+    """`of`, which says what was asked, with what `events` measured. metrics: of the whole run."""
     layouts, predicted = layouts_of(events), _predicted(events)
-    lengths = Quartiles.of(
-        [e.seconds for e in of_kind(EpochMeasured, events) if e.seconds is not None]
-    )
+    ends = of_kind(EpochMeasured, events)
+    lengths = Quartiles.of([end.seconds for end in ends if end.seconds is not None])
     return replace(
-        _watched(of, events),
-        step_seconds=Quartiles.of(timed.seconds),
+        _watched(of, events), step_seconds=Quartiles.of(timed.seconds),
         timed_steps=len(timed.seconds),
         samples_per_second=timed.rows / timed.wall if timed.wall else None,
         data_waiting_share=timed.loading / timed.wall if timed.wall else None,
-        seconds_per_epoch=None if lengths is None else lengths.median,
-        epoch_seconds=lengths,
-        metrics=metrics,
-        seconds=metrics[-1].seconds if metrics else None,
-        predicted_step_seconds=predicted.step_seconds,
-        predicted_peak_bytes=predicted.peak_bytes,
+        seconds_per_epoch=None if lengths is None else lengths.median, epoch_seconds=lengths,
+        metrics=metrics, seconds=metrics[-1].seconds if metrics else None,
+        predicted_step_seconds=predicted.step_seconds, predicted_peak_bytes=predicted.peak_bytes,
         layouts=layouts,
-    )
+    )  # fmt: skip
 
 
 def of_kind(kind: type[E], events: Iterable[RunEvent]) -> list[E]:
-    """The events of a kind, in order."""
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -107,8 +94,7 @@ def epochs(events: Iterable[RunEvent]) -> tuple[Epoch, ...]:
 
 
 def layouts_of(events: Iterable[RunEvent]) -> tuple[Layouts, ...]:
-    """The layouts that were in force one after the other; a run that was resumed under its plan
-    goes on with that."""
+    """The layouts in force one after the other; a resumed run may go on with the last one."""
     made: list[Layouts] = []
     for event in of_kind(LayoutInForce, events):
         if not made or made[-1].plan != event.plan:
@@ -117,7 +103,6 @@ def layouts_of(events: Iterable[RunEvent]) -> tuple[Layouts, ...]:
 
 
 def _predicted(events: Iterable[RunEvent]) -> StepPredicted:
-    """Of the plan that steps are timed under, the last one."""
     last = StepPredicted()
     for event in events:
         if isinstance(event, StepPredicted):
@@ -132,21 +117,17 @@ def _watched(of: RunResult, events: Sequence[RunEvent]) -> RunResult:
     for memory in of_kind(MemoryTracked, events):
         of = replace(of, peak_memory_bytes=memory.peak_bytes)
     for recorded in of_kind(StepsRecorded, events)[-1:]:
+        computation, waiting = map(recorded.share, ("computation", "waiting"))
         of = replace(
-            of,
-            communication_share=_communication(recorded),
-            computation_share=recorded.share("computation"),
-            waiting_share=recorded.share("waiting"),
-            sent_bytes_per_step=recorded.sent_bytes_per_step,
-        )
+            of, communication_share=_communication(recorded), computation_share=computation,
+            waiting_share=waiting, sent_bytes_per_step=recorded.sent_bytes_per_step,
+        )  # fmt: skip
     return of
 
 
 def _communication(recorded: StepsRecorded) -> CommunicationShares | None:
     exposed, hidden = recorded.share("exposed"), recorded.share("hidden")
-    if exposed is None or hidden is None:
-        return None
-    return CommunicationShares(exposed, hidden)
+    return None if exposed is None or hidden is None else CommunicationShares(exposed, hidden)
 
 
 def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,
@@ -169,15 +150,12 @@ def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = No
             run = replace(run, status="failed")
         created = datetime.fromtimestamp(start.time or 0.0, UTC)
         return StudyResults(
-            title=run.workload,
-            created=created.isoformat(timespec="seconds"),
-            command=_command(start),
-            machine=_first_machine(start).of_study,
-            runs=(run,),
+            title=run.workload, created=created.isoformat(timespec="seconds"),
+            command=_command(start), machine=start.first_machine.of_study, runs=(run,),
             settings=StudySettings((run.strategy,), (run.devices,), (run.batch,), (run.seed,)),
             emulated=run.emulated,
             versions={str(key): str(value) for key, value in start.versions.items()},
-        )
+        )  # fmt: skip
 
 
 def run_ended(call: Sequence[RunEvent]) -> bool:
@@ -189,23 +167,15 @@ def _asked(start: RunStarted, call: Sequence[RunEvent]) -> RunResult:
     layouts = layouts_of(call)
     first = layouts[0].plan if layouts else start.plan
     return RunResult(
-        workload=start.workload,
-        strategy="auto" if of_kind(PlanChosen, call) else first,
-        devices=start.ranks,
-        batch=start.batch_size,
-        seed=start.seed,
-        status="done",
-        plan=layouts[-1].plan if layouts else start.plan,
-        reason=""
-        if run_ended(call)
-        else "the run has not ended: it is still going on, or was killed",
+        start.workload, "auto" if of_kind(PlanChosen, call) else first, start.ranks,
+        start.batch_size, start.seed, "done", layouts[-1].plan if layouts else start.plan,
+        "" if run_ended(call) else "the run has not ended: it is still going on, or was killed",
         emulated=start.emulated,
-    )
+    )  # fmt: skip
 
 
 def _last_call(events: Sequence[RunEvent]) -> Sequence[RunEvent]:
-    """Of the last call that trained: one that resumed a run may have had another plan, on other
-    ranks."""
+    """Of the last call that trained: the plan and ranks of those before may have been others."""
     begins = [i for i, event in enumerate(events) if isinstance(event, RunStarted)]
     calls = [events[a:b] for a, b in zip(begins, [*begins[1:], len(events)], strict=True)]
     trained = [call for call in calls if of_kind(StepsTimed, call)]
@@ -215,16 +185,12 @@ def _last_call(events: Sequence[RunEvent]) -> Sequence[RunEvent]:
 def _timed(call: Sequence[RunEvent], batch: int) -> TimedSteps:
     """Steps after warm-up, under the plan in force, that have all rows and are not special."""
     layouts = layouts_of(call)
-    begin = max([layout.step for layout in layouts[-1:]], default=0) + 1
+    begin = 1 + (layouts[-1].step if layouts else 0)
     for event in of_kind(StepsTimed, call)[:1]:
         begin = max(begin, event.first + WARM_UP)
-    taken = [
-        (seconds, waited)
-        for step, seconds, waited, rows in _steps(call)
-        if step >= begin and rows == batch
-    ]
-    loading = sum(waited for _, waited in taken)
-    samples = [seconds for seconds, _ in taken]
+    taken = [step for step in _steps(call) if step[0] >= begin and step[3] == batch]
+    loading = sum(waited for _, _, waited, _ in taken)
+    samples = [seconds for _, seconds, _, _ in taken]
     return TimedSteps(samples, batch * len(taken), loading, sum(samples) + loading)
 
 
@@ -238,19 +204,13 @@ def _steps(call: Sequence[RunEvent]) -> Iterator[tuple[int, float, float, int]]:
 
 
 def _utilisation(call: Sequence[RunEvent], start: RunStarted) -> dict[str, Any]:
-    """The mean over epochs and ranks, and what it is a share of."""
     by_epoch = [event.utilisation or () for event in of_kind(EpochMeasured, call)]
     shares = [share for of_ranks in by_epoch for share in of_ranks if share is not None]
     if not shares:
         return {}
-    on_cpu = _first_machine(start).device == "cpu"
+    on_cpu = start.first_machine.device == "cpu"
     of = "processor time over wall time" if on_cpu else "time in which a kernel ran, by NVML"
     return {"utilisation": fmean(shares), "utilisation_of": of}
-
-
-def _first_machine(start: RunStarted) -> RankMachine:
-    """That of rank 0."""
-    return start.machines[0] if start.machines else RankMachine()
 
 
 def _command(start: RunStarted) -> str:

@@ -1,4 +1,4 @@
-"""A run's folder: what was asked (run.json), the plan, the log, the checkpoints.
+"""A run's folder: what was asked (run.json), the plan, the log, the checkpoints; docs/runs.md.
 
 runs/digits-cnn-20260102-030405/
     run.json       workload, seed, batch size, bf16: what a resumed run takes over
@@ -6,9 +6,7 @@ runs/digits-cnn-20260102-030405/
     log.jsonl      one JSON object a line: step, epoch, checkpoint, resume, stop, end ...
     trace.json.gz  a Chrome trace of the recorded steps
     tensorboard/   the same as log.jsonl, as curves (`--tensorboard`)
-    checkpoints/   epoch-N, step-N, best
-
-docs/runs.md has every event and field."""
+    checkpoints/   epoch-N, step-N, best"""
 
 import errno
 import json
@@ -78,8 +76,7 @@ class RunFolder:
         """Makes the folder and proves that it can be written to, before any work is done.
 
         Returns the folders that were not there before, the innermost first."""
-        around = (self.checkpoints, *self.checkpoints.parents)
-        missing = [p for p in around if not p.exists()]
+        missing = [p for p in (self.checkpoints, *self.checkpoints.parents) if not p.exists()]
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.checkpoints) as file:
@@ -99,14 +96,12 @@ class RunFolder:
     def log(self, event: "RunEvent") -> None:
         """Appends a line in one write: of a killed run only the last may be incomplete. OSError
         where there is no room for all of it, and then nothing is written."""
-        entry = {
-            "event": event.name, "time": round(time.time(), 3), **finite(event.to_dict()),
-        }  # fmt: skip
-        line = json.dumps(entry, allow_nan=False) + "\n"
+        entry = {"event": event.name, "time": round(time.time(), 3), **finite(event.to_dict())}
+        line = f"{json.dumps(entry, allow_nan=False)}\n".encode()
         with open(self.path / "log.jsonl", "ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             try:
-                if file.write(line.encode()) < len(line.encode()):
+                if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
                 file.truncate(end)
@@ -152,8 +147,7 @@ class Resumed:
             )
         folder = RunFolder(path)
         if folder.checkpoints.is_dir():
-            saved = folder.saved()
-            if not saved:
+            if not (saved := folder.saved()):
                 raise ValueError(f"--resume {name}: the run has no checkpoint yet")
             return cls(saved[0], folder)
         folder = RunFolder(Path(os.path.abspath(path)).parent.parent)

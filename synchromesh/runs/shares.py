@@ -40,8 +40,7 @@ class Shares:
     """Shares of the time of the recorded steps, as in the module's equations.
 
     seconds     of all recorded steps together
-    exposed_by  `exposed` by the name of the communication; several at once share the time evenly
-    """
+    exposed_by  `exposed` by the communication's name; several at once share the time evenly"""
 
     computation: float
     exposed: float
@@ -56,8 +55,7 @@ class Shares:
 
 
 def shares(recordings: Sequence[Recording]) -> list[Shares]:
-    """Of each rank, in the order of `recordings`, which are on a common clock. ValueError where
-    one has no step."""
+    """Of each rank, on a common clock, in order. ValueError where one recorded no step."""
     for recording in recordings:
         if length(union(recording.steps)) <= 0:
             raise ValueError(
@@ -72,15 +70,13 @@ def mean(of_ranks: Sequence[Shares]) -> Shares:
     """The mean over the ranks, each counted alike."""
     names = sorted({name for one in of_ranks for name in one.exposed_by})
     exposed_by = {name: fmean(s.exposed_by.get(name, 0.0) for s in of_ranks) for name in names}
-    numbers = ("computation", "exposed", "hidden", "waiting", "other", "seconds")
-    return Shares(
-        **{n: fmean(getattr(s, n) for s in of_ranks) for n in numbers}, exposed_by=exposed_by
-    )
+    fields = ("computation", "exposed", "hidden", "waiting", "other", "seconds")
+    means = {name: fmean(getattr(s, name) for s in of_ranks) for name in fields}
+    return Shares(**means, exposed_by=exposed_by)
 
 
 def waits(recordings: Sequence[Recording]) -> list[Intervals]:
-    """When each rank waits for another one, M - C - T, in the order of `recordings`, which are on
-    a common clock."""
+    """When each rank waits for another, M - C - T, in order, of recordings on a common clock."""
     begun = _last_begun(recordings)
     return [_Times.of(recording, begun).waiting for recording in recordings]
 
@@ -115,8 +111,7 @@ class _Times:
 def _of_rank(recording: Recording, begun: Mapping[Span, float]) -> Shares:
     times = _Times.of(recording, begun)
     total = length(times.wall)
-    traffic = [s for s in recording.spans if s.kind == "communication"]
-    by_name = _by_name(times.exposed, traffic)
+    by_name = _by_name(times.exposed, [s for s in recording.spans if s.kind == "communication"])
     return Shares(
         computation=length(times.computing) / total,
         exposed=length(times.exposed) / total,
@@ -135,8 +130,7 @@ def _last_begun(recordings: Sequence[Recording]) -> dict[Span, float]:
     for recording in recordings:
         for span in sorted(recording.spans, key=lambda s: s.start):
             if span.kind == "communication":
-                of_key = occurrences[span.name, span.ranks]
-                of_key.setdefault(recording.rank, []).append(span)
+                occurrences[span.name, span.ranks].setdefault(recording.rank, []).append(span)
     begun: dict[Span, float] = {}
     for (name, ranks), by_rank in occurrences.items():
         senders = occurrences.get((SENT_AS.get(name, ""), ranks), {})

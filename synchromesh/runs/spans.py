@@ -37,8 +37,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Recording:
-    """What one rank recorded: its spans in the order of their starts, and the bounds of the steps
-    that were recorded, all in seconds since the Unix epoch."""
+    """What one rank recorded: its spans by their starts, and the bounds of the recorded steps, in
+    seconds since the Unix epoch."""
 
     rank: int
     steps: tuple[Interval, ...]
@@ -46,11 +46,9 @@ class Recording:
 
     def later(self, seconds: float) -> "Recording":
         """The same with a clock that shows `seconds` more."""
-        return Recording(
-            self.rank,
-            tuple((start + seconds, end + seconds) for start, end in self.steps),
-            tuple(replace(s, start=s.start + seconds, end=s.end + seconds) for s in self.spans),
-        )
+        moved = (replace(s, start=s.start + seconds, end=s.end + seconds) for s in self.spans)
+        steps = tuple((start + seconds, end + seconds) for start, end in self.steps)
+        return Recording(self.rank, steps, tuple(moved))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with names and lanes as numbers into `texts`."""
@@ -113,8 +111,7 @@ def minus(a: Sequence[Interval], b: Sequence[Interval]) -> Intervals:
         return ()
     first, last = a[0][0], a[-1][1]
     edges = [first, *(t for pair in b for t in pair), last]
-    outside = zip(edges[::2], edges[1::2], strict=True)
-    return common(a, union(outside))
+    return common(a, union(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(intervals: Iterable[Interval]) -> float:

@@ -2,8 +2,7 @@
 chrome://tracing show, and the last one as the picture of a report has it.
 
 A Chrome trace has a process per rank, a thread per lane and a marker at each step. Format: "Trace
-Event Format", Google, in its JSON object form: `X` complete events, `M` metadata, `i` instants;
-times in microseconds."""
+Event Format", Google, JSON object form: `X` complete events, `M` metadata, `i` instants; in us."""
 
 import gzip
 import json
@@ -27,8 +26,7 @@ def chrome_trace(
 
     shortest_us: microseconds below which computations are left out (in the steps of small models
     nine tenths of all), and said so in `otherData`, which has `notes` besides. What runs between
-    operators (`host`) is never drawn. Where a rank waits for another one, a thread of its own
-    shows it."""
+    operators (`host`) is never drawn. What a rank waits for others has a thread of its own."""
     starts = [s.start for r in recordings for s in r.spans if s.end > r.steps[0][0]]
     origin = min(starts + [start for r in recordings for start, _ in r.steps])
     events: list[Event] = []
@@ -44,12 +42,10 @@ def chrome_trace(
 
 def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
     """Writes it gzip-compressed, which both viewers open as it is."""
-    text = json.dumps(document, separators=(",", ":"))
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
 
 
 def _inside_steps(recording: Recording) -> Iterator[Span]:
-    """Those that are drawn, between the first step's beginning and the last one's end."""
     first, last = recording.steps[0][0], recording.steps[-1][1]
     return (s for s in recording.spans if s.start < last and s.end > first and s.name != HOST)
 
@@ -108,11 +104,9 @@ def _us(seconds: float) -> float:
 
 
 def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[TimelineSpan, ...]:
-    """The last recorded step of every rank, from the first of its beginnings on. When a rank
-    waits for another one, this is a span beside the communication that it waits in.
-
-    parts: of the step; pauses between computations that are shorter than one are not seen, nor
-    shorter spans."""
+    """The last recorded step of every rank, from the first beginning on. A rank that waits for
+    another has a span beside the communication. parts: of the step; shorter spans and pauses
+    are not seen."""
     origin = min(r.steps[-1][0] for r in recordings)
     finest = max(end - start for r in recordings for start, end in r.steps[-1:]) / parts
     return tuple(
@@ -123,7 +117,6 @@ def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[Timelin
 
 
 def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Iterator[TimelineSpan]:
-    """Of one rank, by the recording's clock."""
     rank, step = recording.rank, recording.steps[-1]
     whole = union([step])
     busy = union((s.start, s.end) for s in recording.spans if s.kind == "computation")
@@ -138,11 +131,8 @@ def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Itera
 
 
 def _joined(intervals: Sequence[Interval], finest: float) -> list[Interval]:
-    """Those that are seen, neighbours that are seen as one joined."""
     joined: list[Interval] = []
     for start, end in intervals:
-        if joined and start - joined[-1][1] < finest:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
+        near = joined and start - joined[-1][1] < finest
+        joined.append((joined.pop()[0] if near else start, end))
     return [(start, end) for start, end in joined if end - start >= finest]

@@ -23,43 +23,30 @@ def started(job: Job, trainer: Trainer) -> RunStarted:
     """All ranks call alike."""
     machines = trainer.world.everyone.all_gather_json(to_plain(rank_machine(trainer.world.device)))
     return RunStarted(
-        workload=job.workload.name or "",
-        plan=str(trainer.plan),
-        ranks=trainer.world.size,
-        seed=job.seed,
-        batch_size=job.workload.batch_size,
-        bf16=job.bf16,
-        adapt=job.adapt,
-        command=job.command,
-        versions=versions(),
-        emulated=bool(os.environ.get(LAB)),
+        workload=job.workload.name or "", plan=str(trainer.plan), ranks=trainer.world.size,
+        seed=job.seed, batch_size=job.workload.batch_size, bf16=job.bf16, adapt=job.adapt,
+        command=job.command, versions=versions(), emulated=bool(os.environ.get(LAB)),
         parameter_bytes=sum(c.parameter_bytes for c in trainer.traced.chain.components),
         machines=tuple(RankMachine(**machine) for machine in machines),
-    )
+    )  # fmt: skip
 
 
 def layout_in_force(
     trainer: Trainer, switch: Decision | None = None, seconds: float | None = None
 ) -> LayoutInForce:
-    """The trainer's, in the words of plans. switch: that brought it; seconds: of training so
-    far."""
+    """The trainer's, in words of plans. switch: what brought it; seconds: of training so far."""
+    components = component_layouts(trainer)
     event = LayoutInForce(
-        step=trainer.steps, plan=str(trainer.plan), components=component_layouts(trainer),
-        seconds=seconds,
-    )  # fmt: skip
+        step=trainer.steps, plan=str(trainer.plan), components=components, seconds=seconds
+    )
     if switch is None:
         return event
-    return replace(
-        event,
-        reason=f"{switch.noticed}: {switch.reason}",
-        pause_seconds=switch.pause_seconds,
-        bytes_moved=switch.bytes_moved,
-    )
+    why, pause = f"{switch.noticed}: {switch.reason}", switch.pause_seconds
+    return replace(event, reason=why, pause_seconds=pause, bytes_moved=switch.bytes_moved)
 
 
 def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
-    """Of every component, in the order of the chain. A stage is a group of devices, counted from
-    0."""
+    """Of every component, in the order of the chain. Stages are groups of devices, from 0."""
     made = trainer.partition.components
     firsts = sorted({local.layout.first for local in made})
     return tuple(
@@ -84,10 +71,8 @@ def memory_tracker(trainer: Trainer) -> MemoryTracker:
 
 @dataclass
 class StepLog:
-    """Collects the steps of this rank until `take` hands them over.
-
-    trained_seconds: of all steps so far with loading; one that was special counts as the median of
-    the others."""
+    """Collects the steps of this rank until `take` hands them over. trained_seconds: of all so
+    far, with loading; special ones count as the others' median."""
 
     world: World
     _steps: list[StepDone] = field(default_factory=list)
@@ -127,13 +112,11 @@ class StepLog:
             return None
         on_cuda = self.world.device.type == "cuda"  # where the host does not wait
         event = StepsTimed(
-            first=self._steps[0].step,
-            epoch=self._steps[0].epoch,
+            first=self._steps[0].step, epoch=self._steps[0].epoch,
             seconds=tuple(round(e.seconds, 6) for e in self._steps),
             waited=None if on_cuda else tuple(round(w, 6) for w in self._waited),
             loading=tuple(round(e.waited, 6) for e in self._steps),
-            rows=tuple(e.rows for e in self._steps),
-            special=tuple(self._special),
-        )
+            rows=tuple(e.rows for e in self._steps), special=tuple(self._special),
+        )  # fmt: skip
         self._steps, self._waited, self._special = [], [], []
         return event

@@ -52,7 +52,6 @@ class Utilisation:
             uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             while not self._ended.wait(self.SAMPLE_SECONDS):
-                rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-                self._samples.append(rates.gpu / 100)
+                self._samples.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
         except pynvml.NVMLError:
             return

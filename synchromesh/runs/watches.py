@@ -9,13 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from synchromesh.runs.events import (
-    MemoryPeak,
-    MemoryTracked,
-    RankRecorded,
-    RunEvent,
-    StepsRecorded,
-)
+from synchromesh.runs import events
 from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.recorder import Recorder, gathered
 from synchromesh.runs.run_folder import RunFolder
@@ -27,6 +21,7 @@ from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
 from synchromesh.values.memory_by_kind import MemoryByKind
 
+Seen = events.RunEvent
 Write = Callable[[Callable[[], None]], None]
 LOOPBACK = "lo"
 
@@ -38,19 +33,16 @@ class TurnWatch(Protocol):
         """Before the turn's first step."""
 
     def after_step(self, left: int, full: bool) -> None:
-        """After each step. left: steps of the turn that are still to come. full: whether its batch
-        had all rows."""
+        """After each step. left: steps still to come. full: whether its batch had all rows."""
 
-    def end(self) -> RunEvent:
+    def end(self) -> events.RunEvent:
         """After its last step."""
 
 
 class RecordedSteps:
     """The spans of steps, and the bytes that this rank sends in them. In a turn, of all its steps
-    but the first, which brings the ranks together after the profiler has started, and those whose
-    batch has not all rows.
-
-    sent: bytes so far; None where it is not known."""
+    but the first, which brings the ranks together after the profiler has started, and those of
+    short batches. sent: bytes so far; None where it is not known."""
 
     def __init__(self, device: torch.device, sent: Callable[[], int | None]) -> None:
         self._device, self._sent = device, sent
@@ -83,13 +75,12 @@ class RecordedSteps:
         if left:
             self.step_begins()
 
-    def end(self) -> RankRecorded:
+    def end(self) -> events.RankRecorded:
         self._recorder.__exit__(None, None, None)
         sizes = [size for size in self._sizes if size is not None]
         known = sizes and len(sizes) == len(self._sizes)
-        return RankRecorded(
-            recording=self._recorder.recording, sent=sum(sizes) // len(sizes) if known else None
-        )
+        sent = sum(sizes) // len(sizes) if known else None
+        return events.RankRecorded(recording=self._recorder.recording, sent=sent)
 
 
 class RememberedStep:
@@ -105,15 +96,13 @@ class RememberedStep:
     def after_step(self, left: int, full: bool) -> None:
         pass
 
-    def end(self) -> MemoryPeak:
+    def end(self) -> events.MemoryPeak:
         self._memory.__exit__(None, None, None)
-        return MemoryPeak(peak=self._memory.by_kind)
+        return events.MemoryPeak(peak=self._memory.by_kind)
 
 
 class StepWatch:
     """Records steps `first` to `last` of a run; the step behind them shows its memory.
-
-        ... step 19 | 20: spans are recorded | 21: memory by kind is tracked | step 22 ...
 
     All ranks call `ahead` before and `done` after each step, which has collectives where it looks
     at one. Such steps are special: no sample of what a step takes."""
@@ -142,7 +131,7 @@ class StepWatch:
         if self._looks is self._recording:
             self._recording.step_begins()
 
-    def done(self, step: int, seconds: float, folder: RunFolder, write: Write) -> RunEvent | None:
+    def done(self, step: int, seconds: float, folder: RunFolder, write: Write) -> Seen | None:
         """After step `step`, which took `seconds`; what came of looking at it, when that is over.
         Rank 0 writes the trace into `folder`, by way of `write`, which bears a full disk."""
         if self._looks is self._recording:
@@ -165,38 +154,33 @@ class StepWatch:
         self._looks = watch
         watch.begin()
 
-    def _of_all(self, own: RankRecorded, folder: RunFolder, write: Write) -> StepsRecorded:
+    def _of_all(self, own: events.RankRecorded, folder: RunFolder, write: Write) -> Seen:
         everyone, steps = self.trainer.world.everyone, (self.first, self.last)
         recordings = gathered(own.recording, everyone)
         document = chrome_trace(recordings, steps=steps, plan=str(self.trainer.plan))
         sent = everyone.all_gather_json(own.sent)
         if self.trainer.rank == 0:
             write(lambda: write_chrome_trace(folder.trace, document))
-        left_out = document["otherData"]["computations_left_out"]
-        return steps_recorded(
-            recordings, sent, steps=steps, trace=folder.trace.name, left_out=left_out
-        )
+        left_out, trace = document["otherData"]["computations_left_out"], folder.trace.name
+        return steps_recorded(recordings, sent, steps=steps, trace=trace, left_out=left_out)
 
-    def _memory_of_all(self, step: int, own: MemoryByKind) -> MemoryTracked:
+    def _memory_of_all(self, step: int, own: MemoryByKind) -> events.MemoryTracked:
         world = self.trainer.world
         peaks = world.everyone.all_gather_json(to_plain(own))
         by = "allocator" if world.device.type == "cuda" else "tracked tensors"
-        return MemoryTracked.of({"step": step, "peak_bytes": peaks, "by": by})
+        return events.MemoryTracked.of({"step": step, "peak_bytes": peaks, "by": by})
 
 
 def steps_recorded(
     recordings: Sequence[Recording], sent: Sequence[int | None], **more: Any
-) -> StepsRecorded:
-    """What all ranks recorded, on a common clock, and what each sent in a step. more: further
-    fields."""
+) -> events.StepsRecorded:
+    """What all ranks recorded, on a common clock, and sent in a step. more: further fields."""
     by_rank = shares(recordings)
-    return StepsRecorded(
-        shares=tuple(s.to_dict() for s in by_rank),
-        mean=mean(by_rank).to_dict(),
+    return events.StepsRecorded(
+        shares=tuple(s.to_dict() for s in by_rank), mean=mean(by_rank).to_dict(),
         sent_bytes_per_step=() if None in sent else tuple(n for n in sent if n is not None),
-        spans=sum(len(r.spans) for r in recordings),
-        **more,
-    )
+        spans=sum(len(r.spans) for r in recordings), **more,
+    )  # fmt: skip
 
 
 def interface_bytes(ranks: int) -> int | None:

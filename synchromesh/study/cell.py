@@ -1,5 +1,4 @@
-"""A cell of a study: one strategy on so many devices, one batch size and one seed; the grid; and
-the job of those who run one.
+"""A cell of a study: one strategy on so many devices, one batch size and seed; the grid; the job.
 
 Cells that are measured in turns are a round-robin `group`: all of one batch size and seed, as far
 as the machine holds their processes at once."""
@@ -33,21 +32,17 @@ class StudyCell:
     @property
     def key(self) -> str:
         """A name for files, of what these can hold: `digits-cnn-data-4x256-seed0`."""
-        named = f"{self.workload}-{self.strategy}"
-        name = re.sub(r"[^A-Za-z0-9.=_]+", "-", named).strip("-.")
+        name = re.sub(r"[^A-Za-z0-9.=_]+", "-", f"{self.workload}-{self.strategy}").strip("-.")
         return f"{name}-{self.devices}x{self.batch}-seed{self.seed}"
 
     def __str__(self) -> str:
-        devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
-        return (
-            f"{self.workload}: {self.strategy} on {devices}, batch {self.batch}, seed {self.seed}"
-        )
+        on = f"{self.strategy} on {self.devices} device{'s' * (self.devices != 1)}"
+        return f"{self.workload}: {on}, batch {self.batch}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class CellJob:
-    """What the ranks of one contestant do, as a file that they read: a cell, and where its study
-    is reached.
+    """What the ranks of one contestant do, as a file that they read.
 
     target, data  as on the command line
     plans         that a strategy of ours stands for; none of a rival
@@ -115,22 +110,18 @@ def require_distinct(cells: Sequence[StudyCell]) -> None:
             )
 
 
-def groups(
-    cells: Sequence[StudyCell], settings: StudySettings, most: int
-) -> list[list[StudyCell]]:
+def groups(cells: Sequence[StudyCell], asked: StudySettings, most: int) -> list[list[StudyCell]]:
     """The cells of a workload by seed and batch size (weak: of one device), in order; one whose
     processes would be more than `most` is cut into several, between numbers of devices where that
     is possible, so that what is compared with each other stays together."""
-    weak = settings.scaling == "weak"
     alike: dict[tuple[int, int], list[StudyCell]] = {}
     for cell in cells:
-        rows = cell.batch // cell.devices if weak else cell.batch
+        rows = cell.batch // cell.devices if asked.scaling == "weak" else cell.batch
         alike.setdefault((cell.seed, rows), []).append(cell)
     return [group for together in alike.values() for group in _cut(together, most)]
 
 
 def _cut(cells: Sequence[StudyCell], most: int) -> list[list[StudyCell]]:
-    """Into groups of at most so many processes."""
     cut: list[list[StudyCell]] = [[]]
     for devices in dict.fromkeys(c.devices for c in cells):
         same = [c for c in cells if c.devices == devices]

@@ -22,16 +22,12 @@ WAITING = "waiting"
 
 
 class Hello(NamedTuple):
-    """Who has connected."""
-
     cell: str
     rank: int
     process: int
 
 
 class Channel:
-    """A rank's end."""
-
     def __init__(self, path: str, cell: str, rank: int) -> None:
         link = socket.socket(socket.AF_UNIX)
         link.connect(path)
@@ -44,19 +40,17 @@ class Channel:
     def turn(self) -> Turn | None:
         """The next turn, once it has come; None where the run shall end, or the study is gone."""
         self._link.send(WAITING)
-        try:
-            turn: Turn | None = self._link.recv()
-        except (EOFError, OSError):
-            return None
+        turn: Turn | None = None
+        with suppress(EOFError, OSError):
+            turn = self._link.recv()
         return turn
 
 
 class Listener:
     """The study's end: `links` by cell and rank, and what comes through them.
 
-    A cell may be suspended while its ranks wait for their turn. gloo's threads wake every 10 ms
-    even then: with eight ranks that waited, steps on one emulated host took 165 to 180 ms, and 149
-    with eight that were suspended."""
+    A cell may be suspended while its ranks wait. gloo's threads wake every 10 ms even then: with
+    eight ranks that waited, steps on one emulated host took 165 to 180 ms, suspended 149."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "study")
@@ -74,8 +68,7 @@ class Listener:
         self._processes: dict[tuple[str, int], int] = {}  # that can be suspended
 
     def messages(self, cell: str, seconds: float) -> list[tuple[int, RunEvent | str]]:
-        """What ranks of the cell have said (`WAITING`: for their turn), waited for at most so
-        long. A rank that is gone says nothing more."""
+        """What ranks of the cell have said, waited for at most so long; none of those gone."""
         known = {link: key for key, link in self.links.items() if key[0] == cell}
         heard: list[tuple[int, RunEvent | str]] = []
         for ready in wait([self._socket, *known], seconds):
@@ -95,10 +88,8 @@ class Listener:
         """Gives every rank of the cell its turn; None ends their run."""
         for (of, _), link in list(self.links.items()):
             if of == cell:
-                try:
+                with suppress(OSError):  # it has died; its process says why
                     link.send(turn)
-                except OSError:  # it has died; its process says why
-                    continue
 
     def suspend(self, cell: str) -> None:
         """Stops the cell's ranks, all of which wait, until `resume`."""

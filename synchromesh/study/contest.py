@@ -13,7 +13,7 @@ from synchromesh.study import strategy, turns
 from synchromesh.study.cell import CellJob, StudyCell
 from synchromesh.study.channel import Listener
 from synchromesh.study.folder import StudyFolder
-from synchromesh.study.processes import Processes, Start, reason
+from synchromesh.study.processes import RankProcesses, Start, reason
 from synchromesh.study.record import RunRecord
 from synchromesh.study.target import Target
 from synchromesh.study.turns import Turn
@@ -72,10 +72,8 @@ class Common:
 
 @dataclass
 class _Contestant:
-    """One that runs: its processes and what it has said."""
-
     cell: StudyCell
-    processes: Processes
+    processes: RankProcesses
     log: Path
     record: RunRecord
     waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn
@@ -105,8 +103,7 @@ class Contest:
         self._done = sum(self.folder.ended(cell) is not None for cell in cells)
         for group in groups:
             self._group([cell for cell in group if self.folder.ended(cell) is None])
-        ended = map(self.folder.ended, cells)
-        return [result for result in ended if result is not None]
+        return [result for result in map(self.folder.ended, cells) if result is not None]
 
     def _group(self, cells: Sequence[StudyCell]) -> None:
         if not cells:
@@ -212,8 +209,7 @@ class Contest:
         return None if each is None or common.epochs is None else each * common.epochs
 
     def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
-        """Until all of its ranks wait for their next turn, for which they are suspended. False
-        where it has ended or failed."""
+        """Until all its ranks wait, for which they are suspended. False: ended or failed."""
         heard = time.monotonic()
         while len(contestant.waiting) < contestant.cell.devices:
             # asked first, so that what it said last is read
@@ -230,7 +226,6 @@ class Contest:
         return True
 
     def _hear(self, contestant: _Contestant, listener: Listener, seconds: float) -> bool:
-        """Notes what its ranks say within so many seconds; whether they said anything."""
         messages = listener.messages(contestant.cell.key, seconds)
         for rank, message in messages:
             if isinstance(message, RunEvent):
@@ -240,7 +235,6 @@ class Contest:
         return bool(messages)
 
     def _end(self, contestant: _Contestant, listener: Listener) -> None:
-        """Keeps what came of one that has ended, failed, or hangs."""
         cell, record = contestant.cell, contestant.record
         listener.resume(cell.key)
         contestant.processes.end()

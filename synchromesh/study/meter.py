@@ -41,13 +41,8 @@ class Meter:
         self._granted = self._usual = self._epoch_began = 0.0
         self._used = Utilisation(self.device)
 
-    def begin(self) -> None:
-        """Before the first step."""
-        self._next()
-
     def step(self, seconds: float, loading: float, rows: int) -> None:
-        """After each step, also of one that ran on after the last turn. rows: of the global
-        batch."""
+        """After each step, also of one that ran on after the last turn. rows: of all ranks."""
         if self.over:
             return
         watch = self._watch()
@@ -62,35 +57,28 @@ class Meter:
             watch.after_step(self._left, full)
         if not self._left:
             self._end_turn()
-            self._next()
+            self.begin()
 
-    def epoch(
-        self, epoch: int, step: int, loss: float | None, metrics: Mapping[str, float]
-    ) -> None:
+    def epoch(self, epoch: int, step: int, loss: float | None, means: Mapping[str, float]) -> None:
         """After an epoch and its validation."""
         self.say(
             EpochMeasured(
-                epoch=epoch,
-                step=step,
-                loss=loss,
-                seconds=self.seconds - self._epoch_began,
-                trained_seconds=self.seconds,
-                metrics=dict(metrics),
+                epoch=epoch, step=step, loss=loss, seconds=self.seconds - self._epoch_began,
+                trained_seconds=self.seconds, metrics=dict(means),
             )
-        )
+        )  # fmt: skip
         self._epoch_began = self.seconds
 
     def finish(self, plan: str | None) -> None:
-        """After the last step."""
         if self._steps and self._watch() is None:
             self._end_turn()
         self.say(RunEnded(plan=plan))
 
     def _watch(self) -> TurnWatch | None:
-        """What looks at the steps of this turn."""
         return self.watches.get(self._turn.mode)
 
-    def _next(self) -> None:
+    def begin(self) -> None:
+        """Before the first step, and after each turn: waits for the next one."""
         turn = None if self.over else self.channel.turn()
         if turn is None:
             self.over, self._left = True, self.ENDLESS
@@ -110,15 +98,10 @@ class Meter:
         seconds, loading, rows = zip(*self._steps, strict=True)
         self.say(
             TurnEnded(
-                first=self._done + 1,
-                seconds=seconds,
-                loading=loading,
-                rows=rows,
-                mode=self._turn.mode,
-                utilisation=self._used.share,
-                wall=wall,
+                first=self._done + 1, seconds=seconds, loading=loading, rows=rows,
+                mode=self._turn.mode, utilisation=self._used.share, wall=wall,
                 settled=self.settled(),
             )
-        )
+        )  # fmt: skip
         self._done += len(self._steps)
         self._steps = []

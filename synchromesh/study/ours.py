@@ -1,7 +1,5 @@
 """A contestant of ours: `fit` under the strategy's plan, metered."""
 
-from dataclasses import replace
-
 from synchromesh.adapt.decision import Decision
 from synchromesh.runs.events import RankPrepared, StepPredicted
 from synchromesh.runs.trainer_events import layout_in_force, memory_tracker
@@ -17,12 +15,10 @@ from synchromesh.training.trainer import Trainer
 def train(job: CellJob, meter: Meter) -> None:
     """Trains until the epochs are over or the study ends the run."""
     first = job.plans[0] if len(job.plans) == 1 else "data"
-    run, workload = _Reporter(job, meter), job.workload()
-    if job.epochs is None:  # speed alone: nothing is validated
-        workload = replace(workload, valid_data=None)
     fit(
-        workload, first, epochs=job.epochs, steps=None if job.epochs else Meter.ENDLESS,
-        seed=job.cell.seed, autocast=job.autocast, on_event=run.take, stop=lambda: meter.over,
+        job.workload(), first, epochs=job.epochs, steps=None if job.epochs else Meter.ENDLESS,
+        seed=job.cell.seed, autocast=job.autocast, on_event=_Reporter(job, meter).take,
+        stop=lambda: meter.over,
     )  # fmt: skip
 
 
@@ -50,8 +46,7 @@ class _Reporter:
     def _started(self, trainer: Trainer) -> None:
         self.trainer, world, meter = trainer, trainer.world, self.meter
         if len(self.job.plans) > 1:
-            best = trainer.planning.quickest(trainer.traced, self.job.plans)
-            trainer.switch(best.plan)
+            trainer.switch(trainer.planning.quickest(trainer.traced, self.job.plans).plan)
         predicted = trainer.predict()
         meter.device = world.device
         meter.say(RankPrepared(device=world.device.type))

@@ -1,6 +1,6 @@
 """Rows of a study that nobody has run: what strategies would take on devices of the catalogue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -21,8 +21,7 @@ from synchromesh.workloads.workload import Workload
 
 
 def cluster(kind: str, devices: int) -> Cluster:
-    """So many devices of a kind: `v100`, or `v100-ethernet25` with another network between hosts.
-    ValueError for what the catalogue does not have."""
+    """So many of `v100`, or `v100-ethernet25` with another network. ValueError: no such kind."""
     device, dash, network = kind.partition("-")
     return catalogue.cluster(f"{device}x{devices}{dash}{network}")
 
@@ -37,14 +36,14 @@ def predicted(
     ours = tuple(s for s in settings.strategies if s not in strategy.RIVALS)
     cells = grid(name, replace(settings, strategies=ours, seeds=settings.seeds[:1]))
     rows: list[RunResult] = []
-    for size, of_size in _by(cells, lambda cell: cell.batch):
+    for size, of_size in _by(cells, "batch"):
         loss, batch = joined(workload.loss, workload.example(size), workload.carry)
         step = trace(model, loss, batch, training=True, autocast=autocast)
         if step.opaque:
             why = f"nothing can be estimated of a model that runs whole: {step.reason}"
             rows += [_row(c, kind, None, why) for kind in kinds for c in of_size]
             continue
-        for kind, (devices, here) in product(kinds, _by(of_size, lambda cell: cell.devices)):
+        for kind, (devices, here) in product(kinds, _by(of_size, "devices")):
             place = cluster(kind, devices)
             families, failed = _families(here)
             best = quickest(step, model, workload.build_optimizer, batch, place, families)
@@ -52,18 +51,14 @@ def predicted(
     return rows
 
 
-def _by(
-    cells: Sequence[StudyCell], number: Callable[[StudyCell], int]
-) -> list[tuple[int, list[StudyCell]]]:
-    """The cells by a number of theirs, in their order."""
+def _by(cells: Sequence[StudyCell], name: str) -> list[tuple[int, list[StudyCell]]]:
     groups: dict[int, list[StudyCell]] = {}
     for cell in cells:
-        groups.setdefault(number(cell), []).append(cell)
+        groups.setdefault(getattr(cell, name), []).append(cell)
     return list(groups.items())
 
 
 def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The plans of each strategy, and why others have none."""
     families, failed = dict[str, list[str]](), dict[str, str]()
     for cell in cells:
         try:
@@ -83,12 +78,7 @@ def _row(cell: StudyCell, kind: str, best: Candidate | None, why: str) -> RunRes
         return row
     seconds = best.seconds
     return replace(
-        row,
-        status="done",
-        plan=str(best.plan),
-        step_seconds=Quartiles(seconds, seconds, seconds),
-        samples_per_second=cell.batch / seconds,
-        computation_share=best.time.computed / seconds,
-        predicted_step_seconds=seconds,
-        predicted_peak_bytes=max(m.peak for m in best.memory),
-    )
+        row, status="done", plan=str(best.plan), step_seconds=Quartiles(seconds, seconds, seconds),
+        samples_per_second=cell.batch / seconds, computation_share=best.time.computed / seconds,
+        predicted_step_seconds=seconds, predicted_peak_bytes=max(m.peak for m in best.memory),
+    )  # fmt: skip

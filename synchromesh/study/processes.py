@@ -1,5 +1,4 @@
-"""The processes of a contestant: local ranks, or one rank on each of a lab's first hosts; and how
-many of them a machine holds."""
+"""The processes of a contestant, and how many of them a machine holds."""
 
 import json
 import os
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -25,21 +23,9 @@ STUDY = "SYNCHROMESH_STUDY"  # process id of the study, in its contestants
 HOSTS = "SYNCHROMESH_HOSTS"  # a file: the ways of a contestant's ranks onto the hosts of a lab
 
 
-class Processes(Protocol):
-    """What a study starts for a contestant; what they write goes to the contestant's log."""
-
-    def code(self) -> int | None:
-        """None while they run; else 0, or how they failed (-9: killed by signal 9)."""
-
-    def end(self) -> None:
-        """Ends what still runs."""
-
-
-Start = Callable[[int, Path, Path], Processes]  # ranks, the job's file, the log
-
-
 class RankProcesses:
-    """Ranks on this machine. ways: by rank, onto the hosts of a lab; none: they stay."""
+    """The ranks of a contestant, which write to its log. ways: by rank, onto the hosts of a lab;
+    none: they stay on this machine."""
 
     END_SECONDS = 10.0  # to end in good order; chosen
 
@@ -57,11 +43,12 @@ class RankProcesses:
             )  # fmt: skip
 
     @classmethod
-    def on(cls, lab: Lab) -> Start:
+    def on(cls, lab: Lab) -> "Start":
         """Those on the first hosts of a lab."""
         return lambda ranks, job, log: cls(ranks, job, log, lab.ways(ranks))
 
     def code(self) -> int | None:
+        """None while they run; else 0, or how they failed (-9: killed by signal 9)."""
         return self._process.poll()
 
     def end(self) -> None:
@@ -72,9 +59,11 @@ class RankProcesses:
         self._process.wait()
 
 
+Start = Callable[[int, Path, Path], RankProcesses]  # ranks, the job's file, the log
+
+
 def reason(code: int, log: Path, searched: int = 20_000) -> str:
-    """Why a contestant failed, in one sentence: its own last words, or the signal. searched:
-    characters of its log."""
+    """Why a contestant failed: its last words, or the signal. searched: characters of its log."""
     text = log.read_text(errors="replace")[-searched:] if log.exists() else ""
     lines = list(filter(None, map(str.strip, text.splitlines())))
     ours = [x.removeprefix("synchromesh: ") for x in lines if x.startswith("synchromesh: ")]
@@ -92,26 +81,21 @@ def _killed(number: int) -> str:
 class RankBytes:
     """Bytes that a rank needs.
 
-    process, cuda   besides its model: of its own on a CPU beside what forks share, for a CUDA
-                    context and its libraries; measured with torch 2.13 (0.2 and 1.5 GB), rounded
-                    up
-    copies          times the bytes of parameters: themselves, gradients, two states of the
-                    optimizer, and as much again for activations and what communication holds;
-                    chosen"""
+    process, cuda   besides its model: of its own on a CPU, for a CUDA context and its libraries;
+                    measured with torch 2.13 (0.2 and 1.5 GB), rounded up
+    copies          times the bytes of parameters: themselves, gradients, two states, and as much
+                    again for activations and what communication holds; chosen"""
 
     process: int = 250_000_000
     cuda: int = 1_500_000_000
     copies: int = 8
 
 
-def most_processes(
-    workloads: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()
-) -> int:
+def most_processes(models: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()) -> int:
     """How many ranks may be there at once, most of them waiting for their turn."""
-    model = rank.copies * max(map(_parameter_bytes, workloads))
+    model = rank.copies * max(map(_parameter_bytes, models))
     if torch.cuda.is_available():
-        free = torch.cuda.mem_get_info()[0]
-        return devices * max(1, free // (rank.cuda + model))
+        return devices * max(1, torch.cuda.mem_get_info()[0] // (rank.cuda + model))
     return device_bytes(torch.device("cpu")) // (rank.process + model)
 
 

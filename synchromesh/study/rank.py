@@ -26,8 +26,7 @@ def main() -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     job = CellJob.load(sys.argv[1])
-    channel = Channel(job.socket, job.cell.key, int(os.environ["RANK"]))
-    meter = Meter(channel, job.cell.batch)
+    meter = Meter(Channel(job.socket, job.cell.key, int(os.environ["RANK"])), job.cell.batch)
     train = rivals.train if job.cell.strategy in RIVALS else ours.train
     train(job, meter)
     return 0

@@ -1,7 +1,5 @@
-"""The ranks of one contestant: `python -m synchromesh.study.ranks RANKS JOB`.
-
-A process of its own, so that a contestant that fails, or is killed for its memory, takes no other
-with it."""
+"""The ranks of one contestant: `python -m synchromesh.study.ranks RANKS JOB`; a process of its
+own, so that one that fails, or is killed for its memory, takes no other with it."""
 
 import importlib
 import os

@@ -9,17 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from synchromesh.results.run import RunResult, TimelineSpan
-from synchromesh.runs.events import (
-    EpochMeasured,
-    MemoryPeak,
-    MemoryTracked,
-    RankPrepared,
-    RankRecorded,
-    RunEnded,
-    RunEvent,
-    StepsRecorded,
-    TurnEnded,
-)
+from synchromesh.runs import events
 from synchromesh.runs.result import E, TimedSteps, epochs, of_kind, run_result
 from synchromesh.runs.spans import Recording
 from synchromesh.runs.tensorboard import TensorBoard
@@ -31,20 +21,17 @@ from synchromesh.study.target import Target
 
 @dataclass
 class RunRecord:
-    """What ranks said, by rank and in order.
-
-    processors   cores that each rank may use, for the utilisation of processors"""
+    """What ranks said, by rank and in order. processors: cores that each may use."""
 
     cell: StudyCell
     processors: Sequence[float]
     emulated: bool = False
-    said: dict[int, list[RunEvent]] = field(default_factory=lambda: defaultdict(list))
+    said: dict[int, list[events.RunEvent]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, rank: int, event: RunEvent) -> None:
+    def add(self, rank: int, event: events.RunEvent) -> None:
         self.said[rank].append(event)
 
     def of(self, kind: type[E], rank: int = 0) -> list[E]:
-        """The events of a kind of one rank."""
         return of_kind(kind, self.said[rank])
 
     def last(self, kind: type[E]) -> list[E]:
@@ -57,25 +44,24 @@ class RunRecord:
 
     def settled(self) -> bool:
         """Whether no rank tries any more what is quicker."""
-        last = self.last(TurnEnded)
+        last = self.last(events.TurnEnded)
         return len(last) == self.cell.devices and all(turn.settled for turn in last)
 
     def step_seconds(self) -> float | None:
         """The quickest of the last turn, which held no switch, on the slowest rank."""
-        return max((min(_seconds(turn)) for turn in self.last(TurnEnded)), default=None)
+        return max((min(_seconds(turn)) for turn in self.last(events.TurnEnded)), default=None)
 
     def steps(self, mode: str) -> int:
-        """How many steps it has had in turns of a mode."""
-        return sum(len(turn.rows) for turn in self.of(TurnEnded) if turn.mode == mode)
+        return sum(len(turn.rows) for turn in self.of(events.TurnEnded) if turn.mode == mode)
 
     def spent(self) -> tuple[float, int]:
         """Seconds of rank 0's turns so far, with what validation they held; and their steps."""
-        turns = self.of(TurnEnded)
+        turns = self.of(events.TurnEnded)
         return sum(turn.wall for turn in turns), sum(len(turn.rows) for turn in turns)
 
     @property
     def cuda(self) -> bool:
-        return any(event.device == "cuda" for event in self.of(RankPrepared))
+        return any(event.device == "cuda" for event in self.of(events.RankPrepared))
 
     def failed(self, why: str) -> RunResult:
         """A run that did not end well."""
@@ -91,16 +77,13 @@ class RunRecord:
         """What was measured. steps_of_epoch: None where it is not known. asked_steps: of a study
         by steps, whose seconds are those of so many, however many were timed. ValueError where the
         loss or a metric is no finite number."""
-        _require_finite(self.of(EpochMeasured))
+        _require_finite(self.of(events.EpochMeasured))
         metrics, timed = epochs(self.said[0]), self._timed()
         done = replace(
-            self.failed(""),
-            status="done",
-            plan=self.of(RunEnded)[0].plan,
-            reason="" if timed.seconds else self._untimed(),
-            timeline=self._timeline(),
+            self.failed(""), status="done", plan=self.of(events.RunEnded)[0].plan,
+            reason="" if timed.seconds else self._untimed(), timeline=self._timeline(),
             **self._utilisation() if timed.wall else {},
-        )
+        )  # fmt: skip
         run = run_result(done, [*self.said[0], *self._watched()], timed, metrics)
         run = replace(run, **_reached(targets, run))
         if run.step_seconds is None:
@@ -113,15 +96,13 @@ class RunRecord:
         return run
 
     def _untimed(self) -> str:
-        """Why no step was timed."""
         return (
             f"no step of full size was timed: the run had {self.spent()[1]} in all, of which the "
             "first ones and those that are watched are not; train for more epochs"
         )
 
-    def _turns(self) -> list[list[TurnEnded]]:
-        """The timed turns of each rank."""
-        every = (self.of(TurnEnded, rank) for rank in self._ranks)
+    def _turns(self) -> list[list[events.TurnEnded]]:
+        every = (self.of(events.TurnEnded, rank) for rank in self._ranks)
         return [[turn for turn in turns if turn.mode == "timed"] for turns in every]
 
     def _timed(self) -> TimedSteps:
@@ -155,25 +136,18 @@ class RunRecord:
         of = "NVML: time with a kernel running" if self.cuda else "processor time"
         return {"utilisation": fmean(shares), "utilisation_of": of}
 
-    def _watched(self) -> Iterator[RunEvent]:
+    def _watched(self) -> Iterator[events.RunEvent]:
         """What was seen on all ranks, as one event each."""
         done = self.spent()[1]
-        if memory := self.last(MemoryPeak):
-            yield MemoryTracked(step=done, peak_bytes=tuple(event.peak for event in memory))
-        if recorded := self._recorded():
-            yield recorded
-
-    def _recorded(self) -> StepsRecorded | None:
-        """Of the recorded steps; None where not every rank recorded them."""
-        recordings = self.recordings()
-        if not recordings:
-            return None
-        sent = [event.sent for event in self.last(RankRecorded)]
-        return steps_recorded(recordings, sent, steps=(self.spent()[1],))
+        if memory := self.last(events.MemoryPeak):
+            yield events.MemoryTracked(step=done, peak_bytes=tuple(event.peak for event in memory))
+        if recordings := self.recordings():
+            sent = [event.sent for event in self.last(events.RankRecorded)]
+            yield steps_recorded(recordings, sent, steps=(done,))
 
     def recordings(self) -> list[Recording]:
         """What every rank recorded, if all did."""
-        recorded = [event.recording for event in self.last(RankRecorded)]
+        recorded = [event.recording for event in self.last(events.RankRecorded)]
         return recorded if len(recorded) == self.cell.devices else []
 
     def _timeline(self) -> tuple[TimelineSpan, ...]:
@@ -182,7 +156,6 @@ class RunRecord:
         return timeline(recordings) if recordings else ()
 
     def trace(self) -> dict[str, Any] | None:
-        """The Chrome trace of the recorded steps, if there are any."""
         recordings = self.recordings()
         return chrome_trace(recordings) if recordings else None
 
@@ -191,21 +164,21 @@ class RunRecord:
         shares of the recorded steps, and each layout as text."""
         board = TensorBoard(folder)
         for event in [*self.said[0], *self._watched()]:
-            if not isinstance(event, TurnEnded) or event.mode == "timed":
+            if not isinstance(event, events.TurnEnded) or event.mode == "timed":
                 board.log(event)
         board.close()
 
 
-def _steps(turn: TurnEnded) -> Iterator[tuple[float, float, int]]:
+def _steps(turn: events.TurnEnded) -> Iterator[tuple[float, float, int]]:
     loading = (seconds or 0.0 for seconds in turn.loading)
     return zip(_seconds(turn), loading, turn.rows, strict=True)
 
 
-def _seconds(turn: TurnEnded) -> list[float]:
+def _seconds(turn: events.TurnEnded) -> list[float]:
     return [seconds or 0.0 for seconds in turn.seconds]
 
 
-def _utilisation(turns: Sequence[TurnEnded]) -> float | None:
+def _utilisation(turns: Sequence[events.TurnEnded]) -> float | None:
     """The mean over the time of turns that tell."""
     told = [(turn.utilisation, turn.wall) for turn in turns if turn.utilisation is not None]
     wall = sum(seconds for _, seconds in told)
@@ -217,7 +190,7 @@ def _reached(targets: Sequence[Target], run: RunResult) -> dict[str, Any]:
     return {"to_target": reached[0] if reached else None, "further_targets": tuple(reached[1:])}
 
 
-def _require_finite(measured: Sequence[EpochMeasured]) -> None:
+def _require_finite(measured: Sequence[events.EpochMeasured]) -> None:
     for event in measured:
         loss, epoch = event.loss, event.epoch
         if loss is not None and not isfinite(loss):

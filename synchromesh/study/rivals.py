@@ -1,7 +1,6 @@
 """Contestants that are PyTorch's own: the plain training loop that their users write, metered.
 
-They see the batches that ours see: the same seed draws the same weights, and the same loader the
-same order of samples, of which each rank takes its rows."""
+The same seed draws the same weights as for ours, and the same loader the same order of samples."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -43,8 +42,7 @@ class Rival(Protocol):
         """[start, stop) of the rows of a global batch that this rank is given."""
 
     def backward(self, batch: Any) -> Tensor:
-        """Forward and backward; this rank's part of the global mean loss, which all ranks' parts
-        add up to."""
+        """Forward and backward; this rank's summand of the global mean loss."""
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and buffers by the model's own names: on rank 0 all of them."""
@@ -52,9 +50,7 @@ class Rival(Protocol):
 
 class CarriedCalls:
     """`function(model, batch, carry) -> (result, carry)` as a function of model and batch, which
-    hands the carry of this rank's rows on from one batch to the next, detached.
-
-    start: rows of a batch -> the carry at the beginning of a stream."""
+    hands the carry of this rank's rows on, detached. start: rows -> the carry at the beginning."""
 
     def __init__(
         self, function: Callable[..., tuple[Any, Any]], start: Callable[[int], Any],
@@ -81,10 +77,8 @@ class CarriedCalls:
 
 # (model, loss, example batch, world) -> Rival
 BUILDERS: dict[str, Callable[[nn.Module, Loss, Any, World], Rival]] = {
-    "ddp": data_parallel,
-    "fsdp2": fully_sharded,
-    "torch-pipeline": Pipelined,
-}
+    "ddp": data_parallel, "fsdp2": fully_sharded, "torch-pipeline": Pipelined,
+}  # fmt: skip
 
 
 def train(job: CellJob, meter: Meter) -> None:
@@ -112,14 +106,9 @@ class _PlainLoop:
     READ_EVERY = 10  # steps between readings of the loss, as in `fit`
 
     def __init__(
-        self,
-        job: CellJob,
-        workload: Workload,
-        world: World,
-        rival: Rival,
-        meter: Meter,
+        self, job: CellJob, workload: Workload, world: World, rival: Rival, meter: Meter,
         loss: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.job, self.workload, self.world = job, workload, world
         self.rival, self.meter, self.loss = rival, meter, loss
         self.optimizer: Optimizer = workload.build_optimizer(rival.parameters)
@@ -136,12 +125,15 @@ class _PlainLoop:
 
     def run(self) -> None:
         """All epochs, or until the study ends it."""
-        size = self.world.size
-        recorded = RecordedSteps(self.world.device, partial(interface_bytes, size))
-        memory = RememberedStep(
-            lambda: MemoryTracker(self.rival.parameters, self.rival.buffers, self.optimizer)
-        )
-        self.meter.watches = {"recorded": recorded, "memory": memory}
+        rival, optimizer = self.rival, self.optimizer
+        self.meter.watches = {
+            "recorded": RecordedSteps(
+                self.world.device, partial(interface_bytes, self.world.size)
+            ),
+            "memory": RememberedStep(
+                lambda: MemoryTracker(rival.parameters, rival.buffers, optimizer)
+            ),
+        }
         self.meter.device = self.world.device
         self.meter.say(RankPrepared(device=self.world.device.type))
         self.meter.begin()
@@ -185,13 +177,11 @@ class _PlainLoop:
         return loss.detach()
 
     def _evaluated(self, losses: list[Tensor]) -> tuple[float, dict[str, float]]:
-        """The mean loss of the epoch, and the metrics of a plain model with the trained weights,
-        which rank 0 computes alone."""
+        """The epoch's mean loss, and metrics of a plain model, which rank 0 computes alone."""
         mean = torch.stack(losses).double().mean()
         self.world.everyone.all_reduce(mean, counted=False)
-        weights = self.rival.weights()
+        weights, w = self.rival.weights(), self.workload
         values: dict[str, float] = {}
-        w = self.workload
         if self.world.rank == 0 and w.valid_data is not None and w.metric is not None:
             values = _metrics(w, weights, self.world.device)
         metrics: dict[str, float] = self.world.everyone.broadcast_json(values)
@@ -208,13 +198,12 @@ def _metrics(
     metric: Any = workload.metric
     if workload.carry is not None:
         metric = CarriedCalls(metric, workload.carry, device)
-    data = workload.valid_data
     batching = Batching(False, False, workload.collate, workload.carry is not None)
     loader = Loader(
-        data, workload.batch_size, lambda rows: ((0, rows),), batching=batching, device=device
-    )
-    sums: dict[str, float] = {}
-    rows = 0
+        workload.valid_data, workload.batch_size, lambda rows: ((0, rows),), batching=batching,
+        device=device,
+    )  # fmt: skip
+    sums, rows = dict[str, float](), 0
     with torch.no_grad():
         for batch in loader:
             rows += loader.rows

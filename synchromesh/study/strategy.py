@@ -54,13 +54,10 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
                 f"stages, there are {batch} rows"
             )
         return _pipelines(devices, 1, batch)
-    if name == "hybrid":
-        return _mixtures(devices, batch)
-    return [name]
+    return _mixtures(devices, batch) if name == "hybrid" else [name]
 
 
 def _mixtures(devices: int, batch: int) -> list[str]:
-    """The plans of `hybrid`."""
     if devices < 4:
         raise ValueError(f"hybrid needs at least 4 devices, there are {devices}")
     inner = _divisors(devices)[1:-1]

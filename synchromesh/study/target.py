@@ -36,7 +36,6 @@ class Target:
         return f"{self.metric}{'=' if self.least else '<='}{self.value:g}"
 
     def check(self, names: Sequence[str]) -> None:
-        """ValueError where the workload's metric does not have it."""
         if self.metric not in names:
             raise ValueError(
                 f"--target {self}: the workload's metric gives {', '.join(names) or 'nothing'}, "

@@ -15,6 +15,8 @@ from synchromesh.engine.groups import World
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.workloads.workload import Loss
 
+LISTS = (nn.ModuleList, nn.Sequential)
+
 
 def local_mean(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     """The mean loss over this rank's rows."""
@@ -79,9 +81,8 @@ def fully_sharded(model: nn.Module, loss: Loss, example: Any, world: World) -> R
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of the longest list of modules (ModuleList, Sequential) that have parameters;
-    none where there is no list of two."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    """The members with parameters of the longest list of modules; none of a list below two."""
+    lists = [m for m in model.modules() if isinstance(m, LISTS)]
     longest = max(lists, key=len, default=nn.Sequential())
     members = [m for m in longest if any(True for _ in m.parameters())]
     return members if len(members) > 1 else []
@@ -99,8 +100,7 @@ class Pipelined:
 
         self._loss, self._world = loss, world
         self.micro_batches = _micro_batches(row_count(example), world.size)
-        part = take(example, 0, row_count(example) // self.micro_batches)
-        call = Call.of(model, loss, part)
+        call = Call.of(model, loss, take(example, 0, row_count(example) // self.micro_batches))
         spec = {name: SplitPoint.BEGINNING for name in cuts(model, world.size)}
         try:
             piped: Any = pipeline(model, call.args, call.kwargs, split_spec=spec)
@@ -110,12 +110,11 @@ class Pipelined:
             ) from error
         _send_contiguous(piped, world.size)
         stage = piped.build_stage(world.rank, world.device)
-        self._module: nn.Module = stage.submod
+        self._model, self._module = model, stage.submod
         self._schedule = Schedule1F1B(stage, self.micro_batches, loss_fn=self._of_output)
         self._targets: list[Any] = []
         self.parameters = list(self._module.parameters())
         self.buffers = list(self._module.buffers())
-        self._model = model
 
     def own_rows(self, rows: int) -> Ranges:
         return ((0, rows),)
@@ -132,7 +131,6 @@ class Pipelined:
         return torch.stack(losses).mean() if losses else torch.zeros(())
 
     def _of_output(self, output: Any, index: Tensor) -> Tensor:
-        """The loss of a micro-batch whose model output is there already."""
         return local_mean(self._loss, Answer(output), self._targets[int(index)])
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -180,8 +178,6 @@ class _Reached(Exception):
 
 
 class Call:
-    """What the loss gives to the model."""
-
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
 
@@ -224,11 +220,7 @@ class Answer(nn.Module):
 def cuts(model: nn.Module, stages: int) -> list[str]:
     """The modules that begin the second and later stages: of the longest list of modules, cut
     into runs of as equally many as can be. ValueError where it has too few."""
-    lists = [
-        (name, m)
-        for name, m in model.named_modules()
-        if isinstance(m, nn.ModuleList | nn.Sequential)
-    ]
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, LISTS)]
     name, longest = max(lists, key=lambda item: len(item[1]), default=("", nn.Sequential()))
     if len(longest) < stages:
         raise ValueError(

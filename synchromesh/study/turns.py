@@ -25,14 +25,13 @@ class TurnTuning:
     """How long turns are; all chosen.
 
     warm_up         steps of a turn of warm-up
-    warm_up_turns   of a contestant that tries what is quicker (engine/interleaving.py,
-                    adapt/trials.py: in its first 44 steps) until it has decided, at most
+    warm_up_turns   at most, of a contestant that tries what is quicker until it has decided
+                    (engine/interleaving.py, adapt/trials.py: in its first 44 steps)
     rounds          of timed turns, at most
     shortest        steps that are timed in one of them, at least
     least           steps that are timed in all, at least
     recorded        steps
-    turn_seconds    of a turn by epochs: short against what changes with time, long against a pause
-    """
+    turn_seconds    of a turn by epochs: short against what changes, long against a pause"""
 
     warm_up: int = 3
     warm_up_turns: int = 20
@@ -65,7 +64,6 @@ class SoFar(Protocol):
 
 
 def warm_up(of: SoFar) -> Iterator[Turn]:
-    """Before steps are timed."""
     for _ in range(TUNING.warm_up_turns):
         yield Turn("warm-up", TUNING.warm_up)
         if of.settled():
@@ -86,8 +84,7 @@ def observed() -> list[Turn]:
 
 
 def timed_steps(steps: int, at_most: float | None, step_seconds: float | None) -> int:
-    """How many steps are timed: `steps`, or as many as `at_most` seconds hold, at least
-    `TUNING.least`."""
+    """How many steps are timed: `steps`, or what `at_most` seconds hold, but `TUNING.least`."""
     if at_most is None or not step_seconds:
         return steps
     return min(steps, max(TUNING.least, int(at_most / step_seconds)))
@@ -100,8 +97,7 @@ def by_steps(of: SoFar, steps: int, at_most: float | None) -> Iterator[Turn]:
 
 
 def by_epochs(of: SoFar) -> Iterator[Turn]:
-    """After warm-up, of a contestant that ends by itself: timed turns of as many steps as
-    `TUNING.turn_seconds` hold."""
+    """After warm-up, of one that ends by itself: timed turns of `TUNING.turn_seconds`."""
     yield from observed()
     while True:
         yield Turn("timed", steps_in(TUNING.turn_seconds, of.step_seconds() or 0.0))

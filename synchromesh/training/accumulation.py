@@ -40,7 +40,6 @@ class Accumulation:
         self._sums: list[float] = []  # of these
 
     def require_none(self, what: str) -> None:
-        """ValueError where `what` is to happen although gradients wait for their update."""
         if self.begun:
             raise ValueError(
                 f"{what} in the middle of an accumulation ({len(self._totals)} backward "
@@ -48,7 +47,6 @@ class Accumulation:
             )
 
     def require_open(self) -> None:
-        """ValueError where a backward call can add nothing."""
         if self.summed:
             raise ValueError(
                 "backward after the last one of an accumulation: its gradients are summed over "
@@ -62,7 +60,6 @@ class Accumulation:
             )
 
     def require_last(self, what: str) -> None:
-        """ValueError where `what` is to happen before the last backward call."""
         if not self.summed:
             raise ValueError(
                 f"{what} needs the whole gradient, which is summed over the ranks by the last "
@@ -70,16 +67,14 @@ class Accumulation:
                 "none of them the last): call backward(batch) before"
             )
 
-    def add(
-        self, batch: Any, rows: GlobalRows, last: bool, micro_batches: int, steps: int
-    ) -> Tensor:
+    def add(self, batch: Any, rows: GlobalRows, last: bool, by_hand: int, steps: int) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
-        micro_batches: 1, or into how many those of a plan without micro-batches are cut here.
+        by_hand: 1, or into how many micro-batches the rows are cut here, where the plan has none.
         steps: updates done, from which random operators draw. ValueError where rows that depend on
         each other would come into several micro-batches."""
         execution = self._execution
-        parts = self._parts(rows, micro_batches)
+        parts = self._parts(rows, by_hand)
         batch = execution.carry.joined(batch, rows, execution.active)
         micro = execution.micro_batches(batch, parts)
         alone = last and len(parts) == 1 and not self.begun
@@ -88,8 +83,7 @@ class Accumulation:
             if last:
                 execution.sync.begin()
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
-            carry = self._walk(micro, alone, last, steps)
-            execution.carry.advance(carry)
+            execution.carry.advance(self._walk(micro, alone, last, steps))
             self.begun = True
         value = self._loss()
         if last:
@@ -110,7 +104,6 @@ class Accumulation:
         return value
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
-        """The rows of the micro-batches that have any."""
         step, plan = self._execution.active.step, self._execution.active.plan
         count = max(by_hand, plan.micro_batches)
         if by_hand > 1 and (plan.micro_batches > 1 or plan.stage_count > 1):
@@ -128,18 +121,14 @@ class Accumulation:
     def _walk(
         self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int
     ) -> dict[str, Tensor]:
-        """Adds to gradients and to the loss; returns the carry of this rank's rows. alone: these
-        are all of the accumulation."""
+        """Adds to gradients and loss; this rank's carry. alone: these are the accumulation."""
         sums = torch.zeros(len(LossSum), dtype=torch.float64, device=self._world.device)
         if not micro:
             self._send(sums)
             return {}
-        execution = self._execution
-        walk = PipelineWalk(
-            micro, execution.active.groups, steps, self._programs_run, apart=INTERLEAVED
-        )
-        complete = walk.last_backwards(execution.active.plan.schedule)
-
+        execution, active = self._execution, self._execution.active
+        walk = PipelineWalk(micro, active.groups, steps, self._programs_run, apart=INTERLEAVED)
+        complete = walk.last_backwards(active.plan.schedule)
         # ranks of other stages may need this one's backwards first
         late = self._world.blocking and len(micro) > 1
 
@@ -153,14 +142,13 @@ class Accumulation:
 
         def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
             if last:
-                execution.sync.complete(
-                    [execution.model.parameters[n] for n in complete.get(action, ())]
-                )
+                parameters = execution.model.parameters
+                execution.sync.complete([parameters[n] for n in complete.get(action, ())])
             return self._seeds(results, alone)
 
         walk.train(
-            execution.active.plan.schedule, forwarded, forwards_over, backwards,
-            execution.sync.end_backward, goes_on=not last,
+            active.plan.schedule, forwarded, forwards_over, backwards, execution.sync.end_backward,
+            goes_on=not last,
         )  # fmt: skip
         if late:
             self._send(sums)
@@ -168,7 +156,6 @@ class Accumulation:
         return walk.carry()
 
     def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:
-        """Adds what a micro-batch gave to the sums over this rank."""
         refuse_metrics(result.names)
         if not result.outputs:
             return

@@ -1,5 +1,4 @@
-"""The active plan: the plan in force and all that follows from it; what a plan must meet to become
-it, and what a user may choose besides."""
+"""The active plan and all that follows from it; what a plan must meet; what else users choose."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -139,8 +138,7 @@ class PlanCheck:
         return ActivePlan(plan, step, made, groups, of_components, placed, agree, mark)
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
-        """The layout of each component as the plan states it. ValueError with the reason, where
-        the plan names what was made one component."""
+        """Each component's layout as stated. ValueError: the plan names a part of one."""
         inside = self._model.inside(step.chain.names)
         try:
             return plan.layouts(step.chain.names, self._world.size, inside)
@@ -149,22 +147,19 @@ class PlanCheck:
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
 
     def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
-        """ValueError for an optimizer that could not update the parts of a tensor."""
         sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
         check_optimizer(self._optimizer, bool(sharded))
         for name in sharded:
             self._state.optimizer_state.refuse_pieces(name)
 
     def _agreed_mark(self, plan: Plan, step: Step, placed: Mapping[str, Holding]) -> int:
-        """A fingerprint of what ranks must have come to alike. ValueError where they have not."""
         order = [(c.name, [p.name for p in c.parameters]) for c in step.chain.components]
         places = sorted((n, str(h)) for n, h in placed.items())
         mark = batches.fingerprint((str(plan), step.opaque, order, places))
         if len(set(self._world.everyone.all_gather_json(mark))) > 1:
             raise ValueError(
                 f"ranks came to different partitions of the model under {str(plan)!r}: start "
-                "every rank with the same "
-                "script, arguments and versions of torch and synchromesh"
+                "every rank with the same script, arguments and versions of torch and synchromesh"
             )
         return mark
 
@@ -181,7 +176,6 @@ def checked_plan(plan: Plan | str) -> Plan:
 
 
 def refuse_parts(step: Step, micro_batches: int) -> None:
-    """ValueError where rows that depend on each other would come into several micro-batches."""
     if micro_batches > 1 and step.coupling and not step.doubt:
         raise ValueError(
             f"micro_batches={micro_batches} would part rows that depend on each other "

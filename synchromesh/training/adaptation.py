@@ -15,8 +15,7 @@ from synchromesh.values.plan import Plan
 
 
 class Adaptation:
-    """Watches what steps take and switches plans where that pays; from `begin` on. All ranks call
-    alike."""
+    """Switches plans where what steps take says so; from `begin` on. All ranks call alike."""
 
     def __init__(self, execution: Execution, switch: Callable[[Plan], Moved]) -> None:
         self._execution, self._switch = execution, switch
@@ -32,16 +31,14 @@ class Adaptation:
         return NO_COST if self._observer is None else self._observer.cost
 
     def begin(self, predict: Callable[[], Candidate]) -> None:
-        """Measures model and links first, where that has not been done. predict: the plan in
-        force, where it was not chosen among candidates."""
+        """Measures what is not known first. predict: the plan in force, if it was not chosen."""
         planning = self._execution.planning
         profile = planning.surveyed(self._execution.active.step)
         candidates = planning.candidates() or (predict(),)
         self._observer = Observer(Adapter(profile, candidates, time.monotonic()))
 
     def collect(self, costs: Sequence[tuple[int, ...]]) -> Decision | None:
-        """costs: of the last step, of every rank. Returns the last switch, once its effect is
-        known."""
+        """costs: of the last step, by rank. The last switch, once its effect is known."""
         if self._observer is None:
             return None
         return self._observer.collect(costs, self._execution.active.groups.ranks)

@@ -57,8 +57,7 @@ class Carry:
                 "rows (continuing=True of trainer.loader does), or call trainer.forget_carry() "
                 "where new streams begin"
             )
-        ranks = range(self._world.size)
-        parts = [active.global_rows(rows, rank) for rank in ranks]
+        parts = [active.global_rows(rows, rank) for rank in range(self._world.size)]
         own = parts[self._world.rank]
         if not self.rows:
             full = carry_leaves(to_device(started(self._start, rows.total), self._world.device))
@@ -92,8 +91,7 @@ class Carry:
         self._held = dict.fromkeys(self._like, want[self._world.rank])
 
     def advance(self, made: Mapping[str, Tensor]) -> None:
-        """What the batch that was joined last has made of it, of this rank's rows: the leaves
-        that this rank reads next."""
+        """What the batch joined last has made of it, of this rank's rows: what it reads next."""
         if self._start is None:
             return
         assert self._of is not None, "a batch is joined before its carry is made"

@@ -1,5 +1,4 @@
-"""Evaluation: a metric's means over the rows of a loader, computed by all ranks under the plan in
-force."""
+"""Evaluation: a metric's means over the rows of a loader, by all ranks under the plan in force."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,8 +24,7 @@ def means(
     """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows};
     with a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry).
 
-    steps: updates that were done, for random operators. place: where in the data the last batch is
-    of, which ranks compare."""
+    steps: updates done, for random operators. place: where in the data the last batch is of."""
     world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0

@@ -25,8 +25,7 @@ class Started:
 
 @dataclass(frozen=True)
 class EpochStarted:
-    """An epoch, counted from 1, of `length` steps (None: not known), of which `done` were done
-    before."""
+    """An epoch, counted from 1, of `length` steps (None: not known), `done` of them before."""
 
     epoch: int
     done: int
@@ -76,8 +75,6 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint was written."""
-
     path: Path
     step: int
 

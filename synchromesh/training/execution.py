@@ -46,8 +46,7 @@ from synchromesh.values.sharding import units
 
 
 class Execution:
-    """What every rank makes alike of a plan; `active` is the plan in force and what follows from
-    it."""
+    """What every rank makes alike of a plan; `active` is the plan in force."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -94,8 +93,7 @@ class Execution:
         return self._active
 
     def _start(self) -> None:
-        """Gives tensors of the meta device their values, and all of them those of given
-        weights."""
+        """Gives tensors of the meta device their values, and all of them those of `weights`."""
         path = self.options.weights
         if path is None:
             self.state.start(self.options.seed)
@@ -112,8 +110,7 @@ class Execution:
     # Plans
 
     def shift(self, plan: Plan) -> TransferStats:
-        """Makes another plan the active one; nothing has moved where it does not fit
-        (ValueError)."""
+        """Makes another plan the active one; ValueError where it does not fit: nothing moved."""
         cuts, step = self.traces.cuts, self.active.step
         known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
@@ -127,7 +124,6 @@ class Execution:
             raise
 
     def _cut(self, plan: Plan, step: Step) -> Plan:
-        """The plan with the cuts that it leaves open; the chain keeps its components."""
         plan.check_rows(self.planning.rows)
         plan = self.planning.cut(step, plan)
         self.traces.cuts = plan.cuts(self.model.paths())
@@ -138,11 +134,8 @@ class Execution:
     ) -> TransferStats:
         """Makes `plan` the active one; tensors move to their new places. Where it does not fit
         (ValueError) the one before goes on. known: its partition of `step`, where there is one."""
-        return self._commit(self._check.passed(plan, step, known), first)
-
-    def _commit(self, new: ActivePlan, first: bool) -> TransferStats:
-        """State moves to where `new` has it, and what runs the plan is made anew. There is no way
-        back from here: until all of it is done no plan is in force."""
+        new = self._check.passed(plan, step, known)
+        # there is no way back from here: until all of it is done no plan is in force
         self._active = None
         self.sync.close()
         moved = self.state.move(new.holdings, new.groups)
@@ -158,7 +151,6 @@ class Execution:
         return moved
 
     def _sharding(self, active: ActivePlan) -> Sharding:
-        """The parameters of which ranks keep parts."""
         parameters = (
             [active.holdings[p.name] for p in component.parameters]
             for component in active.step.chain.components
@@ -179,8 +171,6 @@ class Execution:
         return GradientSync(self._summed(active), late=late)
 
     def _summed(self, active: ActivePlan) -> list[Summed]:
-        """Trained parameters of this rank in the order of the chain, each with the ranks that sum
-        its gradient."""
         groups, locals_ = active.groups, active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
@@ -201,12 +191,10 @@ class Execution:
     # Changes of the model
 
     def outdated(self) -> bool:
-        """Whether this rank's model is another than was traced."""
         return self.traces.outdated(self.active.step)
 
     def follow_changes(self) -> None:
-        """Traces the model anew, which is another than was traced, and adopts the plan again.
-        ValueError where ranks have other values of what it reads."""
+        """Traces the changed model anew and adopts the plan. ValueError where ranks differ."""
         marks = self.world.everyone.all_gather_json(self.traces.readings.mark)
         if odd := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:
             raise ValueError(f"ranks {odd} {MODELS_DIFFER.format(0)}")
@@ -220,8 +208,7 @@ class Execution:
         self._adopt(plan, step, known=next(earlier, None))
 
     def share_attributes(self) -> None:
-        """What the forward of a model that runs as it is keeps in attributes comes to idle ranks,
-        which have run nothing: the next plan may want them."""
+        """Attributes that an untraced forward keeps come to idle ranks, for the next plan."""
         step, ranks = self.active.step, self.active.groups.ranks
         idle = set(range(self.world.size)) - set(ranks)
         if not step.opaque or not idle:
@@ -232,8 +219,7 @@ class Execution:
 
     def settle(self) -> None:
         """Makes buffers that are computed from rows, which data ranks have of their own, equal on
-        all ranks: running statistics of batch norm (but where they are synchronised) and others.
-        """
+        all ranks: running statistics of batch norm (unless these are synchronised) and others."""
         model = self.model
         names = model.never_synchronised if self.options.sync_batch_norm else model.statistics
         fed = [n for n in self.active.step.fed if n in model.buffers and n not in names]
@@ -243,8 +229,7 @@ class Execution:
     # Batches
 
     def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
-        """What ranks with batches of one global batch have alike. data: where it is from, in
-        words; call: how they run it."""
+        """What ranks with one global batch have alike. data: its place; call: how it runs."""
         called = self.active.fingerprint, call
         return Marks.of(self.traces.mark, self.optimizer, batch, steps, called, data)
 
@@ -260,9 +245,8 @@ class Execution:
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            program = self.programs.find(
-                filled, function or self.loss, part, total, self.planning.rows
-            )
+            of, planned = function or self.loss, self.planning.rows
+            program = self.programs.find(filled, of, part, total, planned)
             if program is None:
                 continue
             turns = [(filled, part)]
@@ -274,8 +258,7 @@ class Execution:
     def _with_totals(
         self, micro: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
     ) -> list[MicroBatch]:
-        """The micro-batches of a batch with its totals over all ranks as further leaves, where
-        its step has any."""
+        """The micro-batches of a batch with its totals over all ranks, if any, as more leaves."""
         of_block = micro[0].program.totals if micro else None
         if of_block is None:
             return micro
@@ -331,12 +314,10 @@ class Execution:
     # Checkpoints
 
     def local_tensors(self) -> dict[str, LocalTensor]:
-        """Everything that a checkpoint carries, as this rank's boxes."""
         return {**self.state.local_tensors(), **self.carry.local_tensors()}
 
     def load(self, path: Path, saved: TrainerState) -> None:
-        """The tensors of a checkpoint, and what belongs to them. CheckpointError where it does not
-        fit; nothing has changed then."""
+        """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
         stored = self.carry.stored(saved.carry)
         with self.state.optimizer_state.undone_on_error():
             try:

@@ -1,8 +1,4 @@
-"""The training loop: epochs, validation, checkpoints and a clean stop, under a plan.
-
-    result = sm.fit(workload, plan="auto", epochs=3, checkpoints="run/checkpoints")
-
-Every rank of the run calls `fit` alike, under torchrun or in a single process."""
+"""The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
 import math
 import os
@@ -38,22 +34,13 @@ REQUEST = "request"  # to stop, by the caller, where no signal is the cause
 
 
 def fit(
-    workload: Workload,
-    plan: Plan | str = "auto",
-    *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    checkpoints: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    resume: str | Path | None = None,
-    adapt: bool | None = None,
-    autocast: torch.dtype | None = None,
-    headroom: str | None = None,
-    on_event: Callable[[FitEvent], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    workload: Workload, plan: Plan | str = "auto", *, epochs: int | None = None,
+    steps: int | None = None, seed: int = 0, checkpoints: str | Path | None = None,
+    checkpoint_every: int | None = None, resume: str | Path | None = None,
+    adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
+    on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None,
-) -> FitResult:
+) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
     epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
@@ -102,12 +89,11 @@ def fit(
 def _faults(
     numbers: Mapping[str, Any], functions: Mapping[str, Any], autocast: Any, folder: Any
 ) -> Iterator[str]:
-    """What is wrong with arguments of `fit`, in sentences; None: not given."""
     given = {name: number for name, number in numbers.items() if number is not None}
     if given.keys() >= {"epochs", "steps"}:
         yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
     for name, n in given.items():
-        if not _is_count(n):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             yield f"{name} must be a whole number of at least 1, not {n!r}"
     if not isinstance(autocast, torch.dtype | None):
         yield f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}"
@@ -118,15 +104,9 @@ def _faults(
         yield "checkpoint_every needs a folder: checkpoints=..."
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 class Stop:
     """Requests to stop: asked of any rank, one ends the run on all at the same step boundary.
-
-    Every rank calls `ask` before a step and `answer` after it; what ranks ask for travels with
-    what they agree on in each step. requested: is asked before each step, on each rank."""
+    Every rank calls `ask` before a step and `answer` after it. requested: is asked before each."""
 
     REPEATED_SECONDS: ClassVar = 1.0  # signals that come sooner after each other are one; chosen
 
@@ -161,16 +141,13 @@ class Stop:
         self.trainer.stop_request = 2 * self.received + int(self._requested())
 
     def answer(self) -> str:
-        """The name of a signal that some rank had received before `ask`, or REQUEST; empty where
-        the run goes on."""
+        """A signal's name that some rank had received before `ask`, or REQUEST; empty: go on."""
         number, requested = divmod(self.trainer.agreed_stop_request, 2)
         return signal.Signals(number).name if number else REQUEST if requested else ""
 
 
 @dataclass
 class _Loop:
-    """How far `fit` is."""
-
     WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/interleaving.py)
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
 
@@ -196,14 +173,12 @@ class _Loop:
     def _require_alike(self, resume: Path | None, adapt: bool) -> None:
         """ValueError where ranks were asked for what would end, or be saved, at other steps."""
         asked = {
-            "the number of epochs": self.epochs,
-            "the number of steps": self.steps,
+            "the number of epochs": self.epochs, "the number of steps": self.steps,
             "the steps between checkpoints": self.checkpoint_every,
             "whether checkpoints are written": self.folder is not None,
-            "whether the run is resumed": resume is not None,
-            "whether the plan is adapted": adapt,
+            "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
             "whether there is validation": self._validates,
-        }
+        }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
 
     @property
@@ -225,9 +200,8 @@ class _Loop:
             if newest is None:
                 raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
             for text in damaged:
-                warnings.warn(
-                    f"{text}; the run goes on from {newest}, which is older", stacklevel=2
-                )
+                older = f"{text}; the run goes on from {newest}, which is older"
+                warnings.warn(older, stacklevel=2)
             return str(newest)
 
         return Path(on_first(self.trainer.world.everyone, find, str(path)))
@@ -304,14 +278,12 @@ class _Loop:
         self.emit(events.EpochTrained(epoch))
         if self.stopped:
             return self._save_stopped()
-        losses = self.losses[before:]
-        self._validate(epoch, losses, seconds, trained / seconds if seconds else 0.0)
+        self._validate(epoch, self.losses[before:], seconds, trained / seconds if seconds else 0.0)
         ended = loader.cursor.epoch >= epoch
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
     def _step(self, batch: object, full: bool) -> float:
-        """Seconds of one step; on a GPU its end is waited for. Kept where it is full, not one of
-        the first, and held no measuring and no move."""
+        """Seconds of one step, with its end on a GPU; kept where a sample of full steps."""
         trainer = self.trainer
         self.stop.ask()
         began, decisions = time.perf_counter(), len(trainer.decisions)

@@ -21,7 +21,6 @@ class Notices:
         self._given: set[str] = set()
 
     def warn(self, text: str) -> None:
-        """Warns on rank 0, for all ranks come to the same text."""
         if self._rank == 0:
             warnings.warn(text, stacklevel=5)
 
@@ -32,7 +31,6 @@ class Notices:
             self.warn(text)
 
     def mode(self, module: nn.Module) -> None:
-        """A model in evaluation mode is not trained in it."""
         if not any(part.training for part in module.modules()):
             self.once(
                 "the model is in evaluation mode and is trained in training mode, as "
@@ -44,9 +42,8 @@ class Notices:
         self, plan: Plan, stated: Sequence[Layout], partition: Partition, step: Step,
         parameters: Collection[str],
     ) -> None:  # fmt: skip
-        """Whatever in a partition is not as `plan` or its user may expect. stated: the layouts
-        that it states. parameters: names of the model's. ValueError where data ranks would come
-        to different parameters."""
+        """Whatever in a partition is not as `plan` or its user may expect. stated: its layouts.
+        parameters: the model's names. ValueError where data ranks would come to different ones."""
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
@@ -56,8 +53,11 @@ class Notices:
             self._several(plan, step)
         elif divided and step.opaque:
             self.doubt(step)
-        elif not divided:
-            self._whole(plan, step)
+        elif not divided and len(plan.rows or ()) > 1:
+            self.once(
+                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
+                f"rows: {step.coupled}"
+            )
         if step.coupled and (plan.pieces or 1) > 1:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
@@ -65,7 +65,6 @@ class Notices:
             )
 
     def _states(self, plan: Plan) -> None:
-        """One data rank has all states of a plan that shards them."""
         if any(spec.states != "none" for spec in plan.specs):
             self.once(
                 f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
@@ -73,7 +72,6 @@ class Notices:
             )
 
     def _several(self, plan: Plan, step: Step) -> None:
-        """Micro-batches run what one process runs once."""
         if step.changed:
             self.once(
                 f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
@@ -81,16 +79,7 @@ class Notices:
             )
         self.doubt(step)
 
-    def _whole(self, plan: Plan, step: Step) -> None:
-        """No rank has a part of the rows."""
-        if len(plan.rows or ()) > 1:
-            self.once(
-                f"@rows={show_numbers(plan.rows or ())} is left aside, for each rank computes all "
-                f"rows: {step.coupled}"
-            )
-
     def doubt(self, step: Step) -> None:
-        """The rows of a loss are divided that is not seen to be a mean over them."""
         if step.doubt:
             self.once(
                 f"the loss is not seen to be a mean over rows ({step.doubt}), and may be another "
@@ -98,19 +87,16 @@ class Notices:
                 "(class weights, padding), and keep them together where they are coupled"
             )
 
-    def undivided(
-        self, stated: Sequence[Layout], partition: Partition, step: Step, rows: int
-    ) -> None:
-        """Where rows stay together although a plan divides them, and what that costs. stated: the
-        layouts that it states. rows: of a global batch."""
-        parts = zip(partition.components, stated, strict=True)
+    def undivided(self, stated: Sequence[Layout], made: Partition, step: Step, rows: int) -> None:
+        """Where rows stay together although a plan divides them (`stated`), and its cost."""
+        parts = zip(made.components, stated, strict=True)
         kept = [local for local, layout in parts if local.layout.data < layout.data]
         if not kept:
             return
         devices, names = kept[0].layout.devices, [local.component.name for local in kept]
         where = ", ".join(names) if len(kept) < len(stated) else "every component"
         cost = f"up to {devices} times the computation of divided rows"
-        if size := _gathered_bytes(partition, kept, rows):
+        if size := _gathered_bytes(made, kept, rows):
             cost += f", and {readable(size)} of inputs to gather in a step of {rows} rows"
         self.once(
             f"rows depend on each other ({step.coupled}), so that under every plan each of the "
@@ -118,8 +104,7 @@ class Notices:
         )
 
     def _unsharded(self, plan: Plan, stated: Sequence[Layout], partition: Partition) -> None:
-        """One warning that names the components of which nothing could be sharded although the
-        plan says so."""
+        """One warning that names the components that are whole although the plan shards them."""
         replicated = {}
         for local, layout in zip(partition.components, stated, strict=True):
             placements = [partition.placements[n, local.layout] for n in local.parameters]

@@ -28,25 +28,14 @@ from synchromesh.values.plan import Plan
 
 
 def prepare(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
-    example_batch: Any,
-    plan: Plan | str = "auto",
-    *,
-    scheduler: LRScheduler | None = None,
-    seed: int = 0,
-    sync_batch_norm: bool = False,
-    autocast: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    timeout: timedelta = timedelta(minutes=5),
-    weights: str | Path | None = None,
-    carry: Callable[[int], Any] | None = None,
-    headroom: str | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Trainer:
-    """A trainer of `model` under `plan` on the ranks of this run (one, where nothing says
-    otherwise).
+    model: nn.Module, optimizer: Optimizer, loss: Loss, example_batch: Any,
+    plan: Plan | str = "auto", *, scheduler: LRScheduler | None = None, seed: int = 0,
+    sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
+    weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
+    headroom: str | None = None, say: Callable[[str], None] | None = None,
+) -> Trainer:  # fmt: skip
+    """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
@@ -105,25 +94,18 @@ def _check_kinds(
     model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any
 ) -> None:
     """ValueError for arguments of another kind than `prepare` says, all at once."""
+    over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
+    steps = scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type))
+    of_rows, starts = "a function of the number of rows, or None", carry is None or callable(carry)
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
-        (
-            "optimizer", optimizer, isinstance(optimizer, Optimizer),
-            "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())",
-        ),
+        ("optimizer", optimizer, isinstance(optimizer, Optimizer), over),
         ("loss", loss, callable(loss), "a function loss(model, batch)"),
-        (
-            "scheduler", scheduler,
-            scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type)),
-            "a scheduler over that optimizer, or None",
-        ),
-        (
-            "carry", carry, carry is None or callable(carry),
-            "a function of the number of rows, or None",
-        ),
+        ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
+        ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
         ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta"),
-    )  # fmt: skip
+    )
     faults = [
         f"{name} should be {kind}, not {_kind(value)}"
         for name, value, fits, kind in wanted
@@ -134,7 +116,6 @@ def _check_kinds(
 
 
 def _check_tensors(model: nn.Module) -> None:
-    """ValueError for a model with tensors that could not be trained."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         raise ValueError(
@@ -213,7 +194,6 @@ def _described(
 
 
 def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> None:
-    """ValueError for an optimizer over other parameters than the model's."""
     params = (p for group in optimizer.param_groups for p in group["params"])
     foreign = [tuple(p.shape) for p in params if p not in known]
     if foreign:
@@ -226,8 +206,7 @@ def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> No
 
 def _check_hooks(model: Model, world: World) -> None:
     """Hooks of parameters run in backward, when a rank has the gradient of its own rows alone:
-    ValueError for one behind it, which would train with that; a warning for one that changes it.
-    """
+    ValueError for one behind it, which would train with that; a warning where one changes it."""
     if world.size == 1:
         return
     behind = [n for n, p in model.parameters.items() if p._post_accumulate_grad_hooks]
@@ -250,7 +229,6 @@ def _check_hooks(model: Model, world: World) -> None:
 
 
 def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
-    """ValueError for one that an update cannot step."""
     kind = type(scheduler).__name__
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

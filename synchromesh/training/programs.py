@@ -21,6 +21,8 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
 
+AnyProgram = Program | OpaqueProgram
+
 
 class Programs:
     """The programs of one plan in force, made when they are first needed."""
@@ -33,9 +35,7 @@ class Programs:
     ) -> None:  # fmt: skip
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
         self.sharding = sharding
-        self._made: dict[
-            tuple[Any, Hashable, int], tuple[Step, Program | OpaqueProgram | None]
-        ] = {}
+        self._made: dict[tuple[Any, Hashable, int], tuple[Step, AnyProgram | None]] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Programs:
 
     def find(
         self, batch: Any, function: Any, rows: GlobalRows, total: int, planned_rows: int
-    ) -> Program | OpaqueProgram | None:
+    ) -> AnyProgram | None:
         """What this rank runs for `function` (the loss in training, else a metric) on a
         (micro-)batch of `rows`; None on a rank that has no part in it.
 
@@ -64,14 +64,12 @@ class Programs:
             if len(shapes) == self.MANY_SHAPES:
                 self.traces.notices.once(
                     f"{self.MANY_SHAPES} shapes of batches were traced so far (the last two: "
-                    f"{shapes[-2]}, {shapes[-1]}); "
-                    "each costs seconds: pad to a few lengths"
+                    f"{shapes[-2]}, {shapes[-1]}); each costs seconds: pad to a few lengths"
                 )
         return self._made[key][1]
 
     def _check_carry(self, function: Any, made: Partition) -> None:
-        """ValueError on every rank where another shape of batch would be read by stages that an
-        earlier one has left without the carry."""
+        """ValueError, everywhere, where this shape's carry is read by stages without it."""
         readers = [[way.target for way in ways] for _, ways in deliveries(made)]
         if self._readers.setdefault(function, readers) != readers:
             raise ValueError(
@@ -95,9 +93,7 @@ class Programs:
                             "ranks"
                         )
 
-    def _program(
-        self, step: Step, made: Partition, function: Any
-    ) -> Program | OpaqueProgram | None:
+    def _program(self, step: Step, made: Partition, function: Any) -> AnyProgram | None:
         active, model, options = self.active, self.state.model, self.traces.options
         groups = active.groups
         # a metric may need the components of some stages alone
@@ -114,9 +110,8 @@ class Programs:
             return GroupAxis(groups.tensor_group(layout), streams, BatchNormPolicy(group))
 
         tensors = {**model.parameters, **model.buffers, **self.sharding.whole}
-        return Program(
-            step, made, groups, tensors, self.state.holdings, axis, self.streams, self.sharding
-        )
+        holdings, sharding = self.state.holdings, self.sharding
+        return Program(step, made, groups, tensors, holdings, axis, self.streams, sharding)
 
     def _partition(self, step: Step, planned_rows: int, learns: bool) -> Partition:
         """The partition of another trace of the same model, with its tensors where they are.
@@ -134,8 +129,7 @@ class Programs:
         return made
 
     def _layouts(self, names: Sequence[str]) -> list[Layout]:
-        """Of the components of another trace: those of the same name, or of what it is a part of,
-        else that of the component before."""
+        """Of another trace's components: of that name, of what it is of, or the one before."""
         known, layouts = self.active.layouts, list[Layout]()
         layout = next(iter(known.values()))
         for name in names:
@@ -147,8 +141,7 @@ class Programs:
 def _require_places(
     made: Partition, holdings: Mapping[str, Holding], complete: Collection[str], step: Step
 ) -> None:
-    """ValueError where a tensor does not lie as another trace reads it; as replicated one may read
-    what is complete on all ranks."""
+    """ValueError where a tensor, not complete everywhere, is not as another trace reads it."""
     for (name, layout), placement in made.placements.items():
         holding = holdings.get(name)
         if holding is None or (name in complete and placement == REPLICATED):

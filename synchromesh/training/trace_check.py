@@ -2,9 +2,8 @@
 
 A rank that has the complete model runs it and its trace on the same rows and compares. Rounding
 may let ranks come to different answers, so the first rank's fault counts on all of them. A rank
-whose model is cut cannot compare: what was found before it was cut still holds. Where no rank ever
-could, as the model is on the meta device or its gradients take more memory than is left, the trace
-is taken as it is, and that is said."""
+whose model is cut cannot compare: what was found before holds. Where no rank ever could (meta
+device, too little memory for gradients), the trace is taken as it is, and that is said."""
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
@@ -64,14 +63,11 @@ class TraceCheck:
         self.latest = step
         return step
 
-    def _compared(
-        self, module: nn.Module, example: Any, step: Step, here: bool
-    ) -> tuple[str, int]:
-        """The first rank's fault, and how many rows the trace needs at least. here: whether this
-        rank can run the model."""
+    def _compared(self, module: nn.Module, batch: Any, step: Step, here: bool) -> tuple[str, int]:
+        """The first rank's fault, the trace's least rows. here: this rank can run the model."""
         fault, least = step.reason, 1
         if here and not step.opaque:
-            comparison = compare(module, self.loss, example, step, self.autocast)
+            comparison = compare(module, self.loss, batch, step, self.autocast)
             fault, least = comparison.fault or "", comparison.least
         return self._first(fault), max(self.world.everyone.all_gather_json(least))
 
@@ -103,7 +99,6 @@ class TraceCheck:
         )
 
     def _as_before(self, step: Step) -> Step:
-        """The step with what was found when every rank had the complete model."""
         if self._mismatch and not step.opaque:
             raise ValueError(
                 "the model's frozen parameters, modes or masks have changed, and its new trace "
@@ -114,15 +109,12 @@ class TraceCheck:
         if before is None:
             return step
         return replace(
-            step,
-            guards=tuple(dict.fromkeys((*step.guards, *before.least))),
-            least=before.least,
+            step, guards=tuple(dict.fromkeys((*step.guards, *before.least))), least=before.least,
             doubt=before.doubt if step.opaque else step.doubt,
-        )
+        )  # fmt: skip
 
     def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
-        """A trace of the loss for another shape or number of rows than those of `training`, as
-        far as it agrees with the model."""
+        """A trace of the loss for other batches than `training`, as far as it agrees."""
         fault = ""
         if not self._obstacle(step):
             fault = compare(module, self.loss, batch, step, self.autocast).fault or ""
@@ -132,12 +124,10 @@ class TraceCheck:
         return replace(step, guards=tuple(dict.fromkeys((*step.guards, *training.least))))
 
     def _first(self, fault: str) -> str:
-        """The first rank's sentence, on all ranks."""
         return next((f for f in self.world.everyone.all_gather_json(fault) if f), "")
 
     def compare_constants(self, step: Step) -> None:
-        """ValueError where tensors that are neither parameters nor buffers differ between ranks:
-        nothing would ever make them equal."""
+        """ValueError where constants differ between ranks: nothing would ever make them equal."""
         sums = {name: checksum(tensor) for name, tensor in sorted(step.constants.items())}
         first, *others = self.world.everyone.all_gather_json(sums)
         for rank, theirs in enumerate(others, 1):

@@ -48,9 +48,7 @@ TUNING = RetraceTuning()
 
 
 class Traces:
-    """The traces of one model. `cuts`: where the chain of components was cut last.
-
-    free_bytes: says what this rank may still use."""
+    """The traces of one model. `cuts`: where the chain was cut last. free_bytes: still usable."""
 
     def __init__(
         self, model: Model, loss: Loss, example: Any, world: World, options: Options,
@@ -108,8 +106,7 @@ class Traces:
             return check.checked(module, batch, step)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
-        """The trace in which numbers that have changed often are inputs; None where it cannot be,
-        which is said once, or need not."""
+        """The trace with often changed numbers as inputs; None: it cannot or need not be."""
         last, traced = self.check.latest, None
         for read in () if last is None else last.read:
             if self.readings.hold((read,)):
@@ -143,8 +140,7 @@ class Traces:
     # Whether they hold
 
     def look(self) -> None:
-        """Asks again for the model's state and what traces have read, and gives them the numbers
-        that are inputs."""
+        """Asks again for the model's state and what traces have read, and sets their inputs."""
         self._look()
         if self.readings.look():
             for read, tensor in self.numbers:
@@ -161,9 +157,8 @@ class Traces:
         return self._mark, self.readings.mark
 
     def outdated(self, current: Step) -> bool:
-        """Whether `current` or another trace is of a model as it was: parameters were frozen or
-        released since, modules have other modes, a buffer that was folded has other content, or
-        the step has read another value."""
+        """Whether `current` or another trace is of a model as it was: of other frozen parameters,
+        modes, contents of folded buffers or values that the step has read."""
         self.notices.mode(self.model.module)
         self.look()
         if self._seen != self._as:
@@ -186,8 +181,7 @@ class Traces:
         return True
 
     def forget(self) -> None:
-        """Drops the traces that changes may have made wrong; the next ones are of the model as it
-        is now. All ranks drop the same."""
+        """Drops traces that changes may have made wrong; the next are of the model as is."""
         before = self._as
         self.model.describe_trained()
         self._note_model()
@@ -224,7 +218,6 @@ class Traces:
     def _case(
         self, known: Step, function: Any, batch: Any, total: int, active: ActivePlan
     ) -> Step:
-        """The trace for a number of rows that the `known` one does not hold for."""
         wanted = " and ".join(g.text for g in known.guards if not g.holds(total))
         if total < 2:
             raise ValueError(
@@ -241,8 +234,6 @@ class Traces:
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
-        """The trace for a metric, another shape or another case of `rows`; the user's function
-        itself where every rank has the complete model."""
         training = function is self.loss
         what = "this shape of batch" if training else "this metric"
         with self.model.unsharded(self.world.device) as module:
@@ -259,8 +250,8 @@ class Traces:
         elif training and (further := _trained(step) - _trained(active.step)):
             raise ValueError(
                 f"{what} uses parameters that the example batch did not "
-                f"({', '.join(sorted(further)[:3])}): give "
-                "prepare an example batch that uses them all"
+                f"({', '.join(sorted(further)[:3])}): give prepare an example batch that uses "
+                "them all"
             )
         return step
 

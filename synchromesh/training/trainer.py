@@ -1,5 +1,4 @@
-"""The trainer: a model that trains under a plan, seen from one rank; `step`, `evaluate`, `switch`,
-`save`."""
+"""The trainer: a model that trains under a plan, seen from one rank."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,8 +43,7 @@ from synchromesh.values.plan import Plan
 
 
 class Trainer:
-    """A model under a plan. Made by `prepare`; all ranks call its methods alike and in the same
-    order.
+    """A model under a plan. Made by `prepare`; all ranks call its methods alike, in one order.
 
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
@@ -62,12 +60,9 @@ class Trainer:
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None)
-        said = options.headroom, options.say
-        self.planning = LivePlanning(model, optimizer, example, world, *said)
-        self._execution = Execution(
-            model, optimizer, loss, example, plan, world, options, self.planning
-        )
-        self.state = self._execution.state
+        planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
+        execution = Execution(model, optimizer, loss, example, plan, world, options, planning)
+        self.planning, self.state, self._execution = planning, execution.state, execution
         self._accumulation = Accumulation(self._execution)
         self._adaptation = Adaptation(self._execution, self.switch)
 
@@ -87,7 +82,6 @@ class Trainer:
 
     @property
     def partition(self) -> Partition:
-        """The trace under the plan in force."""
         return self._execution.active.partition
 
     @property
@@ -97,7 +91,6 @@ class Trainer:
 
     @property
     def adapter(self) -> Adapter | None:
-        """What may change the plan while training runs; None without `adapt`."""
         return self._adaptation.adapter
 
     @property
@@ -117,14 +110,12 @@ class Trainer:
         return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
-        """How the plan was found, where it was `auto`, with what each component's next best layout
-        would cost. On this rank alone: no other need call."""
+        """How `auto` found the plan, with components' next best layouts; on this rank alone."""
         return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
-        why and what came of it). Measures model and links first, where that has not been done; all
-        ranks call alike."""
+        why and what came of it). Measures what is not known first; all ranks call alike."""
         self._check_method("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
@@ -134,7 +125,6 @@ class Trainer:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the adapter has decided so far; none where it was not asked for."""
         return [] if self.adapter is None else self.adapter.decisions
 
     # Training
@@ -148,8 +138,7 @@ class Trainer:
         return self._execution.active.own_rows(rows)
 
     def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
-        """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
-        loss (0-d).
+        """Forward, backward, synchronise, update of this rank's rows; the global mean loss (0-d).
 
         micro_batches: into how many parts each rank cuts its rows to save memory; gradients
         accumulate. ValueError where rows depend on each other."""
@@ -173,12 +162,10 @@ class Trainer:
         """Forward and backward of this rank's rows; gradients add up until `update`.
 
         last: whether the accumulation ends here (gradients are summed over ranks then). Returns
-        the global mean loss of everything since the last update. A carry goes on with every call.
-        """
+        the global mean loss since the last update. A carry goes on with every call."""
         return self._backward(batch, last, 1)[0]
 
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
-        """The loss, and the rows of the global batch."""
         execution = self._execution
         self._accumulation.require_open()
         outdated = execution.outdated()
@@ -223,19 +210,16 @@ class Trainer:
         self._accumulation = Accumulation(self._execution)
 
     def forget_carry(self) -> None:
-        """The next batch of a recurrent model begins new streams, as the first one of an epoch of
-        `loader` does by itself; all ranks call alike."""
+        """The next batch begins new streams, as an epoch's first of `loader` does."""
         self._execution.carry.forget()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients so that their global norm is at most `max_norm`; returns the norm
-        before (0-d)."""
+        """Scales gradients to a global norm of at most `max_norm`; the norm before (0-d)."""
         self._accumulation.require_last("clip")
         return clip_norm(self.state.copies(), self.world.everyone, max_norm)
 
     def update(self) -> None:
-        """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
-        stay until the next backward begins."""
+        """The steps of optimizer and scheduler. Gradients stay until the next backward begins."""
         self._accumulation.require_last("update")
         self.optimizer.step()
         if self.scheduler is not None:
@@ -269,16 +253,14 @@ class Trainer:
         with the next epoch. A second call for the same data set and `shuffle` gives the same
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
         alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
-        recurrent models want it. loading: as of `Loading` (data/fetch.py); num_workers=1 or more
-        loads ahead."""
+        recurrent models want it. loading: as of `Loading` (data/fetch.py)."""
         batching = Batching(shuffle, drop_last, collate, continuing)
         return self._loaders.one(dataset, batch_size, batching, seed, loading)
 
     # Plans and state
 
     def switch(self, plan: Plan | str) -> Moved:
-        """Shifts to another plan between two steps; parameters, optimizer state and buffers move
-        over the network."""
+        """Shifts to another plan between two steps; all state moves over the network."""
         began = time.perf_counter()
         self._check_method("switch")
         self._accumulation.require_none("switch")
@@ -303,12 +285,10 @@ class Trainer:
         return self.state.state_dict()
 
     def parameters(self) -> dict[str, Tensor]:
-        """This rank's shards of the parameters by name."""
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients by name (zeros where a trained parameter has
-        none)."""
+        """This rank's shards of the gradients by name; zeros where a trained one has none."""
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad
             for n, p in self.model.parameters.items()
@@ -323,8 +303,7 @@ class Trainer:
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of `local`, shards that lie like the parameters of the same name, complete
-        on every rank."""
+        """Each tensor of `local`, shards like the parameters of these names, complete."""
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:
@@ -337,8 +316,7 @@ class Trainer:
         return sum(p.numel() * p.element_size() for p in local)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
-        the old one."""
+        """Writes a checkpoint that any plan on any devices resumes; a crash leaves the old one."""
         self._check_method("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
@@ -369,8 +347,7 @@ class Trainer:
     def resume(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint of any plan; returns what `save` was given as `extra`.
 
-        CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
-        changed then."""
+        CheckpointError, with nothing changed, for one that is damaged or of another model."""
         self._check_method("resume")
         saved = TrainerState.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)

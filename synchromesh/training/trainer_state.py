@@ -67,6 +67,5 @@ class TrainerState:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         plan, overlap, optimizer = value["plan"], value["overlap"], value["optimizer"]
-        return cls(
-            steps, seed, plan, ranks, overlap, optimizer, state, cursors, carry, value["extra"]
-        )
+        extra = value["extra"]
+        return cls(steps, seed, plan, ranks, overlap, optimizer, state, cursors, carry, extra)

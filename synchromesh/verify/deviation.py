@@ -1,9 +1,9 @@
-"""Deviations: how far values under a plan are from those of one process, and which of them are
-errors."""
+"""Deviations: how far values under a plan are from those of one process; which are errors."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 import torch
@@ -22,16 +22,9 @@ TOLERANCE = {
 }
 
 
-@dataclass(frozen=True)
-class NoiseMargin:
-    """times: how often its noise floor a deviation may be before it is an error. Chosen with
-    `benchmarks.verify_power`: of 10, correct plans need at most 2."""
-
-    times: float = 10.0
-
-
-MARGIN = NoiseMargin()
-INFINITE = float("inf")
+# How often its noise floor a deviation may be before it is an error. Chosen with
+# `benchmarks.verify_power`: of 10, correct plans need at most 2.
+MARGIN = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,7 @@ class Worst:
 
 @dataclass
 class Deviation:
-    """The largest difference of one kind of values, and the largest reference value that it is
-    divided by.
+    """The largest difference of one kind of values, and the largest reference value, its divisor.
 
     An entry x with reference y is an error where it exceeds both limits together:
 
@@ -79,19 +71,16 @@ class Deviation:
         self.difference = _larger(self.difference, float(apart.max()))
         self.reference = max(self.reference, scale)
         self.noise = _larger(self.noise, noise)
-        excess = apart / (self.tolerance * size + MARGIN.times * noise)
-        excess = torch.where(apart == 0.0, 0.0, excess).nan_to_num(INFINITE, INFINITE)
+        excess = apart / (self.tolerance * size + MARGIN * noise)
+        excess = torch.where(apart == 0.0, 0.0, excess).nan_to_num(inf, inf)
         index = int(excess.argmax())
         if float(excess[index]) > self.worst.excess:
             by = float(size[index]) or scale or 1.0
-            self.worst = Worst(
-                float(excess[index]), name, step,
-                deviation=float(apart[index]) / by, noise_floor=noise / by,
-            )  # fmt: skip
+            deviation = float(apart[index]) / by
+            self.worst = Worst(float(excess[index]), name, step, 0, deviation, noise / by)
 
     @property
     def relative(self) -> float:
-        """The difference over the reference; as it is where that is 0."""
         return self.difference / self.reference if self.reference else self.difference
 
     @property
@@ -104,7 +93,6 @@ class Deviation:
         return self.worst.excess > 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For `merged` on another rank."""
         return asdict(self)
 
 
@@ -131,10 +119,9 @@ def _larger(a: float, b: float) -> float:
 
 
 class Deviations:
-    """The deviation of each kind of values, where every rank compares what it has.
-
-    Rank 0 has the reference, which goes to the ranks box by box: an error in one of several equal
-    shards is seen on the rank that has it. All ranks call alike."""
+    """The deviation of each kind of values, where every rank compares what it has. Rank 0 has the
+    reference, which goes to the ranks box by box: an error in one of several equal shards is seen
+    on the rank that has it. All ranks call alike."""
 
     def __init__(self, trainer: Trainer, tolerance: float) -> None:
         self._trainer = trainer
@@ -152,15 +139,12 @@ class Deviations:
     ) -> None:
         """Compares this rank's shards, which lie as parameters and buffers of their names."""
         complete = {} if computed is None else computed.values[kind]
-        floors = self._told(computed and computed.floors[kind])
+        floors, deviation = self._told(computed and computed.floors[kind]), self._deviations[kind]
         for name, shard in local.items():
             expected = self._expected(name, shard, complete.get(name))
-            self._deviations[kind].add(
-                shard.flatten(), expected.flatten(), floors[name], name, step
-            )
+            deviation.add(shard.flatten(), expected.flatten(), floors[name], name, step)
 
     def _expected(self, name: str, shard: Tensor, complete: Tensor | None) -> Tensor:
-        """This rank's boxes of a tensor of which rank 0 has all."""
         state = self._trainer.state
         shape = state.model.described[name].shape
         have = tuple((full_box(shape),) if r == 0 else () for r in range(self._trainer.world.size))
@@ -174,15 +158,12 @@ class Deviations:
     def document(self) -> dict[str, Any]:
         """Deviations and noise floors, relative to the largest value of their kind, and `faults`,
         the worst error of each kind where there is one, relative to its own value."""
-        everyone = self._trainer.world.everyone
-        deviations = {
-            k: merged(everyone.all_gather_json(d.to_dict())) for k, d in self._deviations.items()
-        }
+        gather = self._trainer.world.everyone.all_gather_json
+        deviations = {k: merged(gather(d.to_dict())) for k, d in self._deviations.items()}
         faults = [
             {
                 "kind": kind, "name": d.worst.name, "step": d.worst.step, "rank": d.worst.rank,
-                "deviation": number(d.worst.deviation),
-                "noise_floor": number(d.worst.noise_floor),
+                "deviation": number(d.worst.deviation), "noise_floor": number(d.worst.noise_floor),
             }
             for kind, d in deviations.items()
             if d.wrong

@@ -1,5 +1,4 @@
-"""The reference of a verification: the same model in a plain loop on one process, and how far
-rounding alone moves what it computes."""
+"""The reference of a verification: a plain loop on one process, and how far rounding moves it."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +24,8 @@ Floors = dict[str, float]
 
 @dataclass(frozen=True)
 class Computed:
-    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name.
-
-    floors: of each tensor, how far rounding alone moves its entries, at most."""
+    """What one process makes of a batch, by kind (loss, gradient, buffer, carry) and name. floors:
+    how far rounding alone moves a tensor's entries, at most."""
 
     values: dict[str, Tensors]
     floors: dict[str, Floors]
@@ -37,15 +35,12 @@ class NoiseFloor:
     """How far rounding moves tensors, from pairs of runs that differ by rounding alone.
 
     What is kept is relative to a tensor's largest entry, the most of all pairs. One pair may by
-    chance agree in a tensor of few entries, so that no tensor's floor is below the median of the
-    gradients'."""
+    chance agree in a tensor of few entries: no floor is below the median of the gradients'."""
 
     def __init__(self) -> None:
         self._relative: dict[tuple[str, str], float] = {}
 
-    def add(
-        self, values: Mapping[str, Tensors], moved: Mapping[str, Tensors]
-    ) -> dict[str, Floors]:
+    def add(self, values: dict[str, Tensors], moved: dict[str, Tensors]) -> dict[str, Floors]:
         """The floors of `values`, with `moved`, the same of another run, taken into account."""
         sizes, noises = {}, {}
         for kind, tensors in values.items():
@@ -58,25 +53,19 @@ class NoiseFloor:
                     self._relative[key] = max(self._relative.get(key, 0.0), relative)
         usual = [r for (kind, _), r in self._relative.items() if kind == "gradient"]
         least = median(usual) if usual else 0.0
-        return {
-            kind: {
-                name: max(
-                    noises[kind, name],
-                    sizes[kind, name] * max(self._relative.get((kind, name), 0.0), least),
-                )
-                for name in tensors
-            }
-            for kind, tensors in values.items()
-        }
+
+        def floor(key: tuple[str, str]) -> float:
+            return max(noises[key], sizes[key] * max(self._relative.get(key, 0.0), least))
+
+        return {kind: {n: floor((kind, n)) for n in tensors} for kind, tensors in values.items()}
 
 
 class SingleProcess:
     """The model on one process; `moved` is a copy of it that runs under random rounding.
 
-    AdamW divides gradients by their own size, and so makes of a gradient that is rounding and no
-    more a step as large as any. Hence the optimizer here is given the plan's gradients: where
-    these are right, parameters have to agree to the last places, and in the next step both
-    compute gradients at the same point."""
+    AdamW makes of a gradient that is rounding and no more a step as large as any. Hence the
+    optimizer here is given the plan's gradients: where these are right, parameters agree to the
+    last places, and the next step's gradients are computed at the same point."""
 
     def __init__(
         self, model: nn.Module, workload: Workload, device: torch.device,
@@ -110,8 +99,7 @@ class SingleProcess:
         return [join(batch, part) for batch, part in zip(batches, parts, strict=True)]
 
     def backward(self, *batches: Any) -> Computed:
-        """Loss, gradients, buffers and carry of a global batch, with their noise floors; of its
-        micro-batches, where several are given."""
+        """Loss, gradients, buffers, carry of a global batch or its micro-batches, with floors."""
         with torch.no_grad():
             for name, p in self.moved.named_parameters():
                 p.copy_(self.parameters[name])
@@ -190,17 +178,15 @@ def _largest(x: Tensor) -> float:
 
 # Results that are entries of their inputs, or whole numbers: nothing is rounded, and a model may
 # compare them with what they were taken from, or count with them.
-EXACT = frozenset(
-    {
-        "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat",
-        "ceil", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_",
-        "cummax", "cummin", "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh",
-        "hardtanh_", "index", "index_select", "kthvalue", "masked_fill", "masked_fill_", "max",
-        "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min",
-        "minimum", "neg", "relu", "relu_", "repeat", "roll", "round", "scatter", "sign", "sort",
-        "stack", "take", "topk", "tril", "triu", "trunc", "where",
-    }
-)  # fmt: skip
+EXACT = frozenset({
+    "abs", "adaptive_max_pool2d", "adaptive_max_pool3d", "amax", "amin", "cat", "ceil", "clamp",
+    "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_", "cummax", "cummin",
+    "embedding", "fill", "fill_", "flip", "floor", "gather", "hardtanh", "hardtanh_", "index",
+    "index_select", "kthvalue", "masked_fill", "masked_fill_", "max", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "neg", "relu", "relu_",
+    "repeat", "roll", "round", "scatter", "sign", "sort", "stack", "take", "topk", "tril", "triu",
+    "trunc", "where",
+})  # fmt: skip
 
 # Operators that add the values of a channel one after another, n of them: their order matters by
 # far more than one rounding, about sqrt(n) of them. They run from the last value to the first:
@@ -214,9 +200,7 @@ class RandomRounding(TorchDispatchMode):
 
     Another order of the same operations rounds otherwise. Monte Carlo arithmetic (Parker, Pierce
     and Eggert, "Monte Carlo Arithmetic", 2000) shows what that does without knowing the orders:
-    each floating-point result is moved at random in its last place, in the type that it is
-    computed in, so that a norm or a softmax in single precision inside a float64 model shows as
-    what it is.
+    each floating-point result is moved in its last place, in the type that it is computed in.
 
     What no parameter reaches (masks, positions, buckets of distances) is every order's own and
     stays as it is. Reproducible: the numbers depend on `seed` and the operators alone."""
@@ -265,7 +249,5 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether a result is a view of an input, which computes nothing."""
-    return any(
-        r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
-    )
+    aliases = (r.alias_info for r in func._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)

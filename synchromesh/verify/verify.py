@@ -1,5 +1,4 @@
-"""Verification: a workload under a plan against one process with the same batches, weights and
-dtype."""
+"""Verification: a workload under a plan against one process, with the same batches and weights."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -67,16 +66,10 @@ def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterat
 
 
 def verify(
-    workload: Workload,
-    plan: str,
-    steps: int = 5,
-    dtype: str | None = None,
-    seed: int = 0,
-    say: Callable[[str], None] | None = None,
-    autocast: torch.dtype | None = None,
-) -> dict[str, Any]:
-    """Trains `steps` steps under `plan` and, on rank 0, alone; the document of `synchromesh
-    verify`.
+    workload: Workload, plan: str, steps: int = 5, dtype: str | None = None, seed: int = 0,
+    say: Callable[[str], None] | None = None, autocast: torch.dtype | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Trains under `plan` and, on rank 0, alone; the document of `synchromesh verify`.
 
     In each step losses, gradients and buffers are compared, and the parameters in the end; each
     difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
@@ -102,9 +95,8 @@ def verify(
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
-            with torch.backends.cudnn.flags(
-                enabled=torch.backends.cudnn.enabled, allow_tf32=False
-            ):
+            cudnn = torch.backends.cudnn
+            with cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
                 return _compare(trainer, reference, workload, steps, dtype, dropped)
         finally:
             trainer.close()
@@ -151,31 +143,24 @@ def _compare(
     compared = Deviations(trainer, tolerance)
     sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
-    parameter_bytes = trainer.gather_numbers(trainer.parameter_bytes())
+    held = trainer.gather_numbers(trainer.parameter_bytes())
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
     )  # fmt: skip
+    held_due = list(explained.parameter_bytes_per_rank)
+    sent_due = list(explained.sent_bytes_per_step)
     exact = _exactly_explained(trainer, workload.batch_size)
     document = {
-        "plan": str(trainer.plan),
-        "ranks": trainer.world.size,
-        "steps": steps,
-        "dtype": dtype,
+        "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-        **deviations,
-        "tolerance": tolerance,
-        "parameter_bytes_per_rank": parameter_bytes,
-        "sent_bytes_per_step": sent,
-        "explained_parameter_bytes_per_rank": list(explained.parameter_bytes_per_rank),
-        "explained_sent_bytes_per_step": list(explained.sent_bytes_per_step),
-        "sent_bytes_compared": exact,
-        "dropout_set_to_zero": dropped,
-        "batch_norm": "synchronised",
-        "passed": not deviations["faults"]
-        and parameter_bytes == list(explained.parameter_bytes_per_rank)
-        and (not exact or sent == list(explained.sent_bytes_per_step)),
-    }
+        **deviations, "tolerance": tolerance,
+        "parameter_bytes_per_rank": held, "sent_bytes_per_step": sent,
+        "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
+        "sent_bytes_compared": exact, "dropout_set_to_zero": dropped, "batch_norm": "synchronised",
+        "passed": not deviations["faults"] and held == held_due
+        and (not exact or sent == sent_due),
+    }  # fmt: skip
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone
 

@@ -71,7 +71,7 @@ ROUGH = Noise(0.1, tail=0.03, pause=0.002, short=0.05)
 
 @dataclass
 class SimulatedRun:
-    """What `AdaptedRun` asks of ranks (adapt/adapter.py)."""
+    """What `LiveRun` asks of ranks (adapt/live_run.py)."""
 
     errors: Mapping[Plan, float]  # of predictions, relative
     plan: Plan

@@ -2,7 +2,7 @@
 
 import random
 
-from synchromesh.adapt.decision import LIMITS, MEASURING, Budget, Decision, History, weigh
+from synchromesh.adapt.decision import LIMITS, Budget, Decision, History, weigh
 
 
 def test_a_saving_must_exceed_the_move_by_the_margin() -> None:
@@ -26,18 +26,18 @@ def test_no_two_plans_take_turns() -> None:
 
 
 def test_measuring_has_its_share() -> None:
-    run = MEASURING.seconds / LIMITS.measuring_share  # seconds in which it may be done once
+    run = Budget.SECONDS / LIMITS.measuring_share  # seconds in which it may be done once
     budget = Budget(7.0)
     assert budget.allows(7.0, run) and budget.allows(7.0 + run / 2, run / 2)
     assert not budget.allows(7.0, run / 2)
-    budget.spend(MEASURING.seconds)
+    budget.spend(Budget.SECONDS)
     assert not budget.allows(7.0, run) and budget.allows(7.0, 2 * run)
 
 
 def test_the_next_time_is_expected_to_take_longer_than_the_last() -> None:
     budget = Budget(0.0)
     budget.spend(8.0)  # the first one, half of it for programs that the next knows
-    wanted = MEASURING.growth * 4.0
+    wanted = Budget.GROWTH * 4.0
     least = (8.0 + wanted) / LIMITS.measuring_share - wanted
     assert budget.allows(0.0, least + 1) and not budget.allows(0.0, least - 1)
     budget.spend(1.0, again=False)  # a probe says nothing of it

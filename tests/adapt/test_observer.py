@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from synchromesh.adapt.adapter import Adapter
-from synchromesh.adapt.observer import NO_COST, RESIZE, Observer
+from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.values.profile import Profile
 
 
@@ -15,7 +15,7 @@ def observer() -> Observer:
 
 
 def test_another_size_must_be_that_of_most_batches(observer: Observer) -> None:
-    sizes = [12] * 4 + [24] * (RESIZE.most - 1) + [5, 24]
+    sizes = [12] * 4 + [24] * (Observer.MOST - 1) + [5, 24]
     assert [observer.resized(n, 12) for n in sizes] == [False] * (len(sizes) - 1) + [True]
 
 
@@ -28,7 +28,7 @@ def test_sizes_that_take_turns_are_followed_ever_later(observer: Observer) -> No
             count += 1
         taken.append(count)
         planned, other = other, planned
-    assert taken == [RESIZE.most * 2**i for i in range(4)]
+    assert taken == [Observer.MOST * 2**i for i in range(4)]
 
 
 def test_the_adapter_sees_steps_that_every_rank_has_counted(

@@ -38,7 +38,7 @@ def test_a_deviation_is_the_largest_difference_by_the_largest_value() -> None:
 @pytest.mark.parametrize("noise", [0.0, 1e-16, 1e-9])
 def test_an_error_exceeds_the_tolerance_and_the_margin_of_noise_together(noise: float) -> None:
     for y in (1e-3, 1.0):
-        allowed = LIMIT * y + MARGIN.times * noise
+        allowed = LIMIT * y + MARGIN * noise
         assert not deviation([1.0, y + 0.99 * allowed], [1.0, y], noise).wrong
         assert deviation([1.0, y + 1.02 * allowed], [1.0, y], noise).wrong
 
