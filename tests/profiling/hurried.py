@@ -21,6 +21,6 @@ def hurried() -> Iterator[None]:
             overlap.TUNING, delay_calls=2, delay_calls_at_once=2, delay_compute_seconds=0.003
         )
         patch.setattr(overlap, "TUNING", few)
-        patch.setattr(optimizer, "TRIAL", optimizer.TrialTuning(bytes=1 << 18))
+        patch.setattr(optimizer, "TRIAL", optimizer.StateTrial(bytes=1 << 18))
         patch.setattr(calls, "TUNING", replace(calls.TUNING, runs=2, steps=2, cold_bytes=1 << 10))
         yield
