@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
     [(torch.optim.SGD, 0.0), (torch.optim.AdamW, 2.0), (torch.optim.Adagrad, 1.0)],
 )
 def test_state_and_work(kind: type, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TRIAL", module.TrialTuning(bytes=1 << 18))
+    monkeypatch.setattr(module, "TRIAL", module.StateTrial(bytes=1 << 18))
     parameter = nn.Parameter(torch.ones(3))
     optimizer = kind([parameter], lr=0.1)
     state = {k: dict(v) for k, v in optimizer.state.items()}
