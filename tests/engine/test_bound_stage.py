@@ -8,7 +8,7 @@ import torch
 
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.engine.bound_stage import Binding, BoundStage
-from synchromesh.trace.partition.crossings import crossings
+from synchromesh.trace.partition.local import crossings
 from synchromesh.values.layout import Layout, stages_of
 from tests.cost.plans import placed
 from tests.models import traced
