@@ -27,7 +27,8 @@ class DrawingSizes:
 
 
 SIZES = DrawingSizes()
-Point, Box = tuple[float, float], tuple[float, float, float, float]
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
 _SVG = "{http://www.w3.org/2000/svg}"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "synchromesh", "text.parse_math": False,
