@@ -23,7 +23,8 @@ from torch import nn
 
 from benchmarks.architectures import ARCHITECTURES, BATCHED, CONFIGURATIONS
 from synchromesh.programs.model import Model
-from synchromesh.trace.capture.capture import compare, opaque
+from synchromesh.trace.capture.capture import opaque
+from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.partition.explain import explain
 from synchromesh.trace.partition.partition import partition
 from synchromesh.trace.step import Step

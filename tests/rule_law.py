@@ -19,8 +19,7 @@ from synchromesh.trace import meta
 from synchromesh.trace.nodes import arguments
 from synchromesh.trace.partition.analysis import strategies
 from synchromesh.trace.partition.subgraph import Subgraph, reads
-from synchromesh.trace.rules import OpSpec
-from synchromesh.trace.rules.operator import Emit
+from synchromesh.trace.rules.operator import Emit, OpSpec
 from synchromesh.values.component import Value
 from synchromesh.values.placement import Placement
 from tests.threads import ThreadAxis, ThreadGroup, join, part, spin

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.checkpoint.model_state import checksum
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import compare, signature, trace
+from synchromesh.trace.capture.capture import signature, trace
+from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.capture.export import Numbers
 from synchromesh.trace.capture.readings import Identity, ReadValue, frozen, same
 from synchromesh.trace.partition import partition as partitioning

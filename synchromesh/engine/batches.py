@@ -93,9 +93,11 @@ class GlobalRows:
         return tuple(GlobalRows(counts, self.plan) for counts in sizes)
 
 
-def with_stand_in(batch: Any, rows: GlobalRows, layout: Layout, position: int, all_: Group) -> Any:
+def with_stand_in(
+    batch: Any, rows: GlobalRows, layout: Layout, position: int, group: Group
+) -> Any:
     """The batch; where position has no rows under `layout`, the first row of the first that has.
-    all_: of all positions. Those of `layout` call; nothing is sent where all have rows."""
+    group: of all positions. Those of `layout` call; nothing is sent where all have rows."""
     counts = [stop - start for start, stop in rows.ranges(layout.data)]
     if all(counts):
         return batch
@@ -116,8 +118,8 @@ def with_stand_in(batch: Any, rows: GlobalRows, layout: Layout, position: int, a
         return x
 
     batch = pytree.tree_map(lent, batch)
-    with all_.world.ledger.paused():  # no traffic of a step: no plan foresees it
-        all_.exchange(sends, receives)
+    with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
+        group.exchange(sends, receives)
     return batch
 
 

@@ -119,8 +119,8 @@ class ControlChannel:
         self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
 
     def start(self, own: bytes) -> Callable[[bytes], bytearray]:
-        """Begins an exchange of messages of equal length; the function that waits for those of all
-        ranks, and takes the first one's. Exchanges begin and end in equal order on all ranks."""
+        """Begins an exchange of messages of equal length; the wait takes the first rank's, gives
+        all. Exchanges begin and end in equal order on all ranks."""
         self._count += 1
         number = self._count
         if 0 in self._links:

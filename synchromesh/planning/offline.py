@@ -22,8 +22,9 @@ from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.planning.session import quickest as _quickest
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import compare, opaque, trace
+from synchromesh.trace.capture.capture import opaque, trace
 from synchromesh.trace.capture.carry import Start, joined
+from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.partition.explain import Explanation, explain
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster

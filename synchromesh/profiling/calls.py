@@ -164,7 +164,6 @@ def _step(
 
 
 def _loss(device: torch.device) -> Tensor:
-    """The arithmetic of a loss that is summed over the ranks."""
     sums = torch.zeros(5, dtype=torch.float64, device=device)
     sums[0] += sums[1] * 2
     sums[1] += 1

@@ -168,7 +168,7 @@ def _seconds(world: World, group: Group | Pair, kind: str, ranks: int, payload: 
 def slowest(world: World, group: Group | Pair, kind: str, ranks: int, payload: int) -> float:
     """Seconds of one call on the rank that is slowest; ranks whose group is another are idle."""
     takes_part = group.size == ranks
-    return timed(world, lambda: takes_part and begun(world, group, kind, payload)())
+    return timed(world, lambda: takes_part and begun(group, kind, payload)())
 
 
 def timed(world: World, run: Callable[[], Any]) -> float:
@@ -221,6 +221,6 @@ def _uncounted(world: World, start: Callable[[], Callable[[], Any]]) -> Callable
         return start()
 
 
-def begun(world: World, group: Group | Pair, kind: str, payload: int) -> Callable[[], Any]:
+def begun(group: Group | Pair, kind: str, payload: int) -> Callable[[], Any]:
     """Begins a collective that is not counted; an idle rank, in a group alone, begins nothing."""
     return (lambda: None) if group.size == 1 else prepared(group, kind, payload)()

@@ -222,7 +222,6 @@ class LiveFacts:
         yield from ((key, timer(program)) for key, program in wanted.items())
 
     def _besides(self, ranks: Sequence[int]) -> Profile:
-        """What no component has: the devices, the optimizer, agreement and Python of a step."""
         world, device = self.world, measure_device_model(self.world)
         costs, fault = self._optimizer_costs()
         slowdown = device.slowdown_of(world.rank)

@@ -108,7 +108,7 @@ def _in_a_row(world: World, group: Group | Pair, kind: str, payload: int, count:
     with _own_stream(world.device) as arrived:
         began = time.perf_counter()
         for _ in range(count):
-            begun(world, group, kind, payload)()
+            begun(group, kind, payload)()
             arrived()
         return (time.perf_counter() - began) / count
 
@@ -124,7 +124,7 @@ def _beside_products(
         with _own_stream(world.device) as arrived:
             while count < 2 or largest(world, lasted) < seconds:
                 began, before = time.perf_counter(), done[0]
-                begun(world, group, kind, payload)()
+                begun(group, kind, payload)()
                 arrived()
                 lasted += time.perf_counter() - began
                 products += done[0] - before
@@ -176,10 +176,10 @@ def _delay(world: World, group: Group | Pair, kind: str) -> float:
     while len(later) < TUNING.delay_calls:
         for _ in range(TUNING.delay_calls_at_once):
             world.everyone.barrier()
-            alone = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
+            alone = _lasts(lambda: begun(group, kind, TUNING.delay_bytes)())
             world.everyone.barrier()
             _computed(world.device, TUNING.delay_compute_seconds)
-            after = _lasts(lambda: begun(world, group, kind, TUNING.delay_bytes)())
+            after = _lasts(lambda: begun(group, kind, TUNING.delay_bytes)())
             later.append(after - alone)
         if settled(world.everyone.all_gather_json(later)):
             break

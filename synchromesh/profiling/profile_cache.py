@@ -101,9 +101,8 @@ def _known(partitions: Iterable[Partition], profile: Profile) -> Partition:
 
 
 def off(known: Profile, sampled: Profile) -> list[float]:
-    """By what factor compute and network differ; what could not be sampled is infinitely far off.
-    compute: where it differs most. network: by the median over kinds and patterns, at the smallest
-    size or at the largest: single collectives come out twice as long by chance."""
+    """By what factor compute and network differ (infinite: not sampled): compute where most,
+    network by the median, as single collectives come out twice as long by chance."""
     return [_programs_off(known, sampled), _links_off(known, sampled)]
 
 

@@ -96,7 +96,6 @@ class ProgramTimer:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the error's name."""
     return (message(error) or type(error).__name__).partition("\n")[0][:200]
 
 

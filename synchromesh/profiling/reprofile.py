@@ -123,9 +123,9 @@ def _devices_again(
 
 
 def _settled(taken: Sequence[float], later: Sequence[float]) -> list[float]:
-    """What programs take on each rank over what they took, where slowdowns are `later` times what
-    they were: that is exactly how a rank's share of a processor has changed. The rest is the
-    processors' own speed, of all ranks alike but for one that stands out."""
+    """What programs take on each rank over what they took, `later` being how slowdowns, and so a
+    rank's share of a processor, changed. The rest is of all ranks alike but for one that stands
+    out."""
     beside = [t / p for t, p in zip(taken, later, strict=True)]
     usual = median_low(beside)
     return [
@@ -243,7 +243,6 @@ class _LinkSamples:
         return self.widest.get(kind, max(self.kinds))
 
     def of(self, kind: str, pattern: Pattern) -> _Sample:
-        """The sample of a kind on a pattern, or what others say of it."""
         if (kind, pattern) in self.taken:
             return self.taken[kind, pattern]
         wide = self.widest_of(kind)

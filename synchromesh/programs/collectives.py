@@ -105,7 +105,6 @@ def join(parts: Sequence[Tensor], placement: Placement) -> Tensor:
 
 
 def _apart(x: Tensor, dim: int, segments: int) -> Tensor:
-    """`x` with the segments of `dim` as a dimension of their own."""
     apart: Tensor = x.unflatten(dim, (segments, x.shape[dim] // segments))
     return apart
 

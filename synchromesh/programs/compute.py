@@ -158,8 +158,7 @@ class Bench:
 
     def timing(self, least: float = TUNING.block_seconds) -> ProgramTiming:
         """Seconds of blocks of at least `least` seconds each, after a first run, which allocates
-        and may choose algorithms; that of `bytes` is such. Where it is so long that what watching
-        costs is nothing beside it, the quickest of it and two more is the timing."""
+        and may choose algorithms; of long runs the quickest of that of `bytes` and two more."""
         first = self.watched or self.once()
         watching = self.operators * TUNING.watching_seconds
         if watching < TUNING.negligible * sum(first):

@@ -16,7 +16,6 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` of `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -28,7 +27,6 @@ def describe(name: str, tensor: Tensor) -> Parameter:
 
 
 def _slots(module: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[nn.Module, str, str]]:
-    """Module, attribute and name of every reference to a parameter or buffer; names: by id."""
     for part in module.modules():
         for key, tensor in (*part._parameters.items(), *part._buffers.items()):
             if tensor is not None:
@@ -36,7 +34,6 @@ def _slots(module: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[nn.Mod
 
 
 def _running_statistics(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
-    """Means and variances of norms, and whether these are of single rows (instance norm)."""
     for norm in module.modules():
         if isinstance(norm, nn.modules.batchnorm._NormBase) and norm.track_running_stats:
             instance = isinstance(norm, nn.modules.instancenorm._InstanceNorm)

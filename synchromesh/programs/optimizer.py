@@ -42,9 +42,8 @@ class OptimizerCost:
 
 
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
-    """Of an optimizer of the same class and settings on parameters of its own. One tensor and
-    several of hardly any bytes tell the seconds of a step and of a tensor apart, a large one those
-    of its bytes; many small ones of as many bytes tell the bytes at work apart."""
+    """Of an optimizer of the same class and settings: tensors of hardly any bytes tell a step and
+    a tensor apart, a large one tells bytes, many small ones the bytes at work."""
     numbers = TRIAL.bytes // dtype.itemsize
     few, many = (1, numbers), (128, numbers // 128)
     one, other = (_step(optimizer, device, dtype, *mix) for mix in (few, many))

@@ -45,7 +45,6 @@ class Guard:
 
 
 def at_least(rows: int) -> Guard:
-    """A step that agrees with its model from so many rows on."""
     return Guard(sympy.Ge(ROWS, rows), f"rows >= {rows}")
 
 

@@ -15,7 +15,6 @@ from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Parameter
 
 from .batch import leaves, rows_of
-from .comparison import compare
 from .components import ComponentModule, component_modules
 from .coupling import coupling, row_dependent_buffers
 from .export import NUMBER, Export, Function, Numbers, Untraceable, export
@@ -25,11 +24,8 @@ from .loss_reduction import LossReduction
 from .model_snapshot import in_mode
 from .outputs import refuse_metrics
 from .rows import annotate
-from .run import run
 from .split import UnorderedRows, split
 from .totals import names, with_loss_reduced
-
-__all__ = ["compare", "run", "signature", "trace"]
 
 
 def trace(

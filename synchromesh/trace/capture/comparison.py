@@ -290,15 +290,15 @@ def content(value: Any, depth: int = CONTAINER_LIMITS.depth) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def close(a: Tensor, b: Tensor, limit: float, scale: float = 1.0) -> bool:
-    """Whether two tensors are equal but for rounding, by `limit` of entries or of `scale`."""
+def close(a: Tensor, b: Tensor, limit: float) -> bool:
+    """Whether two tensors are equal but for rounding, by `limit` of entries or of 1."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return bool(torch.equal(a, b))
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
-    return bool(torch.allclose(a, b, rtol=limit, atol=limit * scale, equal_nan=True))
+    return bool(torch.allclose(a, b, rtol=limit, atol=limit, equal_nan=True))
 
 
 def same(a: Any, b: Any) -> bool:

@@ -77,7 +77,6 @@ def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
 
 
 def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule]:
-    """Components of a container's children: blocks are cut into their parts."""
     for name, child in children(container, path):
         if isinstance(child, LISTS):
             yield from visit_container(child, name)

@@ -359,7 +359,6 @@ def buffers_among(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def refuse_lost_writes(node: Node, roots: Iterable[Node]) -> None:
-    """Untraceable where `node` changes memory of a parameter or a constant in place."""
     for root in roots:
         if meta.role(root) in ("parameter", "constant"):
             raise Untraceable(

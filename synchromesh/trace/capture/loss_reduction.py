@@ -288,7 +288,6 @@ class ReductionAnalysis:
         return Reduction("weighted mean", sums)
 
     def is_count(self, operand: Any) -> bool:
-        """Whether it is an integer that grows with the rows, and no sum of values."""
         return isinstance(operand, Node) and meta.value(operand) is None
 
     def scalar(self, x: Any, like: Node) -> Node:

@@ -79,9 +79,9 @@ def tables_of(module: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
-    """The modes in which a training step runs the modules of a model, in their order: those that
-    they have, so that a frozen batch norm stays in evaluation mode. If none is in training mode,
-    as loaders of pretrained weights leave it, as `train()` would set them."""
+    """The modes in which a training step runs modules: those that they have, so that a frozen
+    batch norm stays in evaluation mode; if none is training (as pretrained weights are loaded),
+    all."""
     modes = tuple(map(_TRAINING, modules))
     return modes if any(modes) else (True,) * len(modes)
 
@@ -161,8 +161,11 @@ def written_back(copy: tuple[Any, Any]) -> Any:
     value, content = copy
     if content is None:
         return value
-    if isinstance(value, Tensor | torch.Generator):
-        write_tensor(value, *content) if isinstance(value, Tensor) else value.set_state(content)
+    if isinstance(value, Tensor):
+        write_tensor(value, *content)
+        return value
+    if isinstance(value, torch.Generator):
+        value.set_state(content)
         return value
     items = {key: written_back(item) for key, item in content.items()}
     container = value.__dict__ if isinstance(value, SimpleNamespace) else value

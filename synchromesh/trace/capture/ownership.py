@@ -200,9 +200,8 @@ def keep_together(component: dict[Node, int], nodes: Iterable[Node]) -> None:
 
 
 def keep_effects_together(graph: Graph, component: dict[Node, int], names: list[str]) -> str:
-    """All nodes that touch a buffer that changes are in one component: those that read or change
-    it, also through views of it and through what an earlier change gave, which is the buffer.
-    Returns why components became one, or ""."""
+    """All nodes that touch a buffer that changes are in one component, also through views of it
+    and what a change gave. Returns why components became one, or ""."""
     merged = ""
     changed = {name for n in graph.nodes for name in meta.effect(n)}
     touching: dict[Node, list[Node]] = {}

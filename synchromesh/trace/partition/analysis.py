@@ -11,8 +11,8 @@ from torch.fx import Node
 from synchromesh.trace import meta
 from synchromesh.trace.capture.coupling import dependent_on_rows
 from synchromesh.trace.nodes import draws
-from synchromesh.trace.rules import Operator, OpSpec, op_specs, rule_of
-from synchromesh.trace.rules.operator import Operand, R
+from synchromesh.trace.rules import op_specs, rule_of
+from synchromesh.trace.rules.operator import Operand, Operator, OpSpec, R
 from synchromesh.trace.step import Step
 from synchromesh.values.placement import Placement, shard
 

@@ -154,7 +154,6 @@ def _name(target: Any) -> str:
 
 
 def form_of(graph: Graph) -> str:
-    """A key of a graph's structure, the same in every process."""
     return blake2b(repr(structure(graph)).encode(), digest_size=10).hexdigest()
 
 

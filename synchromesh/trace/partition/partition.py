@@ -36,8 +36,8 @@ __all__ = [
 def partition(
     step: Step, layouts: Sequence[Layout], *, rows: int,
     pins: Mapping[tuple[str, Layout], Placement] | None = None,
-    sample: random.Random | None = None, price: Price | None = None,
-    leaves: Mapping[range, Layout] | None = None, analysis: Analysis | None = None,
+    sample: random.Random | None = None, leaves: Mapping[range, Layout] | None = None,
+    analysis: Analysis | None = None,
 ) -> Partition:  # fmt: skip
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
@@ -49,7 +49,7 @@ def partition(
     if step.opaque:
         return opaque_partition(step, layouts)
     analysis = analysis or Analysis(step)
-    problem = problem_of(analysis, layouts, rows, pins or {}, price or Price(), leaves)
+    problem = problem_of(analysis, layouts, rows, pins or {}, Price(), leaves)
     return localise(problem, assign(problem, sample)).under(layouts)
 
 

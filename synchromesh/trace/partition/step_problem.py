@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from synchromesh.trace import meta
-from synchromesh.trace.rules import OpSpec
-from synchromesh.trace.rules.operator import P, R, inside_rows, r
+from synchromesh.trace.rules.operator import OpSpec, P, R, inside_rows, r
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import Placement
 
@@ -122,7 +121,6 @@ class StepProblem:
         return [self._option(node, s, layout.tensor) for s in chosen]
 
     def _option(self, node: Node, state: Placement, m: int) -> UnitOption:
-        """A parameter, buffer or constant in a state over m ranks, with what it costs there."""
         value, is_parameter = value_of((node, 0)), meta.role(node) == "parameter"
         parts, size = m if state.sharded else 1, value.bytes(1)
         # of ranks on average: a part in whole heads is as good as one in single entries

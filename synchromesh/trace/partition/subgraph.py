@@ -70,7 +70,6 @@ def operand_of(tensor: Tensor, states: tuple[Placement, ...] = ()) -> Operand:
 
 
 def _sizes(val: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of export's fake tensor with `ROWS` rows."""
     exprs = [size.node.expr if isinstance(size, torch.SymInt) else size for size in val.shape]
     return tuple(
         e if isinstance(e, int) else int(e.subs(dict.fromkeys(e.free_symbols, ROWS)))

@@ -78,6 +78,3 @@ def _with_gradients(
 ) -> tuple[Placement, ...]:
     pairs = zip(states, tensors, strict=True)
     return tuple(s if s.kind != "r" or (flows and x.differentiable) else R for s, x in pairs)
-
-
-__all__ = ["RULES", "OpSpec", "Operator", "op_specs", "rule_of"]

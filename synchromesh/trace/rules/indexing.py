@@ -122,7 +122,6 @@ def _maxima(op: Operator) -> tuple[Collective, ...]:
 
 
 def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
-    """As the results of an operator of which only the first is read."""
     return (x, *(None,) * (count - 1))
 
 

@@ -26,7 +26,7 @@ SUMMABLE = (
     "float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32",
 )  # fmt: skip
 
-R, r, P = Placement("R"), Placement("r"), Placement("P")  # r: replicated, gradient partial
+R, r, P = Placement("R"), Placement("r"), Placement("P")
 
 
 @dataclass(frozen=True)

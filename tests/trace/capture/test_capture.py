@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import compare, run, signature, trace
-from synchromesh.trace.capture.comparison import mean
+from synchromesh.trace.capture.capture import signature, trace
+from synchromesh.trace.capture.comparison import compare, mean
 from synchromesh.trace.capture.outputs import flat_outputs
+from synchromesh.trace.capture.run import run
 from synchromesh.trace.step import Step
 from tests.models import FAMILIES, family, traced
 

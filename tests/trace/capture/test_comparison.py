@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.programs.memory import LiveBytes
-from synchromesh.trace.capture.capture import compare, trace
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.comparison import compare
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace.capture.capture import run, trace
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.run import run
 from synchromesh.trace.step import Step
 
 D, ONES = torch.float64, torch.ones(2, 4, 8, dtype=torch.int64)

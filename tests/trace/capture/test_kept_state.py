@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.trace.capture.capture import compare, trace
-from synchromesh.trace.capture.comparison import changes
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.comparison import changes, compare
 from synchromesh.training.prepare import prepare
 from tests.plain import Case, apart, exact, on_ranks, plain, sgd, under
 from tests.ranks import RankFailed, run

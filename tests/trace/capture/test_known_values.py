@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.trace.capture.capture import compare, trace
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.capture.known_values import digest
 from synchromesh.trace.step import Step
 from tests.models import TOKENS, tokens

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from synchromesh.trace.capture.capture import compare, trace
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.comparison import compare
 from tests.plain import Case, exact
 
 D = torch.float64

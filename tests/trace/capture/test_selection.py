@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.trace.capture.capture import compare, trace
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.comparison import compare
 from tests.plain import Case, all_on_ranks, apart, exact, plain
 
 D = torch.float64

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trace import meta
-from synchromesh.trace.capture.capture import run, trace
+from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.capture.components import component_modules
+from synchromesh.trace.capture.run import run
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain
 from tests.models import FAMILIES, family, traced

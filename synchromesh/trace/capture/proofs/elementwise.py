@@ -26,7 +26,6 @@ RANDOM_LIKE = {"rand_like", "randn_like", "randint_like"}
 
 
 def is_elementwise(case: Case) -> bool:
-    """Whether every entry of the result is computed from entries at the same place."""
     return has_tag(case.node, torch.Tag.pointwise) or case.name in ELEMENTWISE | RANDOM_LIKE
 
 

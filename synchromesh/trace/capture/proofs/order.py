@@ -38,7 +38,6 @@ def concerns(case: Case) -> bool:
 
 
 def matters(case: Case) -> bool:
-    """Whether a reduction may depend on an order that its operands' rows are in."""
     return case.name not in COUNTS and any(e.order for e in case.operands)
 
 
