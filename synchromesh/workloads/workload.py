@@ -49,9 +49,7 @@ class Workload:
     train_data: Data  # map-style data set, or an iterable one, a stream
     batch_size: int  # rows of a global batch
     valid_data: Data | None = None
-    metric: Metric | None = (
-        None  # {name: sum over the rows}; the first one decides `best`
-    )
+    metric: Metric | None = None  # {name: sum over the rows}; the first one decides `best`
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None  # stepped once per update
     collate: Callable[[list[Any]], Any] | None = None  # list of items -> batch; None: torch's
     epochs: int = 1
