@@ -1,5 +1,4 @@
-"""Initial values of a model on the meta device: module after module, of which each rank keeps its
-own shards.
+"""Initial values of a model on the meta device, module after module; ranks keep their shards.
 
 The tensors of one module come into being at a time; all others stay on the meta device, where
 initialisers cost nothing and change nothing. So the module's own initialiser can run and those of

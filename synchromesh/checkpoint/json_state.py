@@ -1,5 +1,4 @@
-"""The state of the user's objects (a stream, a scheduler) in JSON: numbers and texts, nests of
-them, tensors and bytes.
+"""The state of the user's objects (a stream, a scheduler) in JSON, tensors and bytes included.
 
 What JSON does not have is an object with one key that names its type: a tuple is {"tuple": [...]},
 a dictionary {"dict": {...}}, or {"pairs": [[key, value], ...]} where keys are no texts; so is a

@@ -1,5 +1,4 @@
-"""The state of a model in training: parameters, buffers and optimizer state as shards on ranks,
-and how they move."""
+"""The state of a model in training as shards on ranks, and how it moves."""
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -79,7 +78,8 @@ class ModelState:
         shape = self.model.described[name].shape
         if key in self.optimizer_state.whole(name):
             shape = tuple(state[key].shape)
-            have, want = (_entire(side, shape) for side in (have, want))
+            whole = (full_box(shape),)
+            have, want = (tuple(whole if x else () for x in side) for side in (have, want))
         update = lambda new: state.__setitem__(key, new)  # noqa: E731
         return Move(f"{name}/{key}", shape, have, want, lambda: state[key], update)
 
@@ -235,11 +235,6 @@ class ModelState:
             elif exact:
                 buffer.mul_(rows / float(share))
             group.all_reduce(buffer, counted=False)
-
-
-def _entire(sides: Sides, shape: tuple[int, ...]) -> Sides:
-    """All of a tensor of `shape` wherever `sides` has anything."""
-    return tuple((full_box(shape),) if boxes else () for boxes in sides)
 
 
 def checksum(tensor: Tensor) -> int:

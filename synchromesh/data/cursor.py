@@ -98,12 +98,6 @@ class Cursor:
         """The cursor behind `rows` more samples; stream: how far a stream was read then."""
         return replace(self, position=self.position + rows, stream=stream)
 
-    def epoch_start(self) -> "Cursor":
-        return replace(self, position=0, stream=None)
-
-    def next_epoch(self) -> "Cursor":
-        return Cursor(self.seed, self.epoch + 1)
-
     def to_dict(self) -> dict[str, Any]:
         place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
         if self.samples is not None:

@@ -137,17 +137,14 @@ class Fetch:
         loader = DataLoader(
             self.reader,
             batch_size=None,
-            sampler=upcoming,
             collate_fn=_as_it_is,  # not of a list: a reading is a batch
-            num_workers=count,
-            timeout=loading.timeout,
+            sampler=upcoming, num_workers=count, timeout=loading.timeout,
             pin_memory=self._cuda if loading.pin_memory is None else loading.pin_memory,
-            prefetch_factor=loading.prefetch_factor,
+            prefetch_factor=loading.prefetch_factor, generator=torch.Generator(),
             persistent_workers=loading.persistent_workers,
             multiprocessing_context=loading.multiprocessing_context,
             worker_init_fn=_Begin(self.dataset, loading.worker_init_fn),
-            generator=torch.Generator(),
-        )
+        )  # fmt: skip
         if loading.persistent_workers:
             self._kept = count, loader, upcoming
         return loader, upcoming

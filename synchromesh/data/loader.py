@@ -1,5 +1,4 @@
-"""A loader: this rank's rows of each global batch of a data set, from a cursor on; and the loaders
-of a trainer, whose places checkpoints carry."""
+"""A loader: this rank's rows of each global batch, from a cursor on; and all of a trainer."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,6 @@ from synchromesh.data.samples import SampleReader, SampleSource, sample_count
 from synchromesh.data.stream import Agree, StreamReader, StreamSource, division
 from synchromesh.engine.groups import World
 from synchromesh.workloads.workload import is_stream, read_once
-
-
-def alone(value: Any) -> list[Any]:
-    """The values of all ranks, where there is one."""
-    return [value]
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,8 @@ class Loader:
 
     def __init__(
         self, dataset: Any, batch_size: int, rows_of: OwnRows, cursor: Cursor | None = None,
-        batching: Batching | None = None, loading: Loading | None = None, agree: Agree = alone,
-        device: torch.device = CPU,
+        batching: Batching | None = None, loading: Loading | None = None,
+        agree: Agree = lambda value: [value], device: torch.device = CPU,
     ) -> None:  # fmt: skip
         """dataset: samples by index, or a stream (`data/stream.py`), of which all ranks iterate
         alike. batch_size: rows over all ranks. agree: gathers a value of each rank. ValueError for
@@ -147,7 +141,7 @@ class Loader:
                 if source.ended:
                     break
         self._refuse_empty_epoch(start)
-        self.cursor = self.cursor.next_epoch()
+        self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
 
     def _refuse_empty_epoch(self, start: Cursor) -> None:
         """start: where it began."""
@@ -291,7 +285,7 @@ class Loaders:
         begins, own = self.begins, isinstance(loader, Loader)
         cursor = loader.cursor if own else None
         if own:
-            loader.cursor = loader.cursor.epoch_start()
+            loader.cursor = replace(loader.cursor, position=0, stream=None)
         try:
             yield
         finally:

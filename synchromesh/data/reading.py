@@ -28,10 +28,6 @@ class Request:
     place: tuple[int, ...] = ()  # from which samples draw (cursor.py)
 
 
-def within(row: int, ranges: Ranges) -> bool:
-    return any(start <= row < stop for start, stop in ranges)
-
-
 @dataclass(frozen=True)
 class ReadingFault:
     """Why samples could not be read. A value: ending a worker that raised takes torch 5 s."""

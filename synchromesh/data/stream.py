@@ -38,7 +38,6 @@ from synchromesh.data.reading import (
     ReadingFault,
     Request,
     SampleError,
-    within,
 )
 from synchromesh.engine.batches import checksum, count_of
 
@@ -367,9 +366,6 @@ class StreamSource:
         if self.blocks == 1:  # every rank has all of them
             return [x for a, b in self._own_rows(counts[0]) for x in items[0][a:b]]
         edges = (first for first, _ in bounds(self.size, self.blocks))
-        return [
-            item
-            for edge, part in zip(edges, items, strict=True)
-            for row, item in enumerate(part, edge)
-            if within(row, request.rows)
-        ]
+        blocks = zip(edges, items, strict=True)
+        placed = (x for edge, part in blocks for x in enumerate(part, edge))
+        return [x for row, x in placed if any(a <= row < b for a, b in request.rows)]

@@ -75,13 +75,11 @@ class GroupPlacement:
             for (a, b), link in zip(ring, outer, strict=True)
         }
         return cls(
-            len(ranks),
-            len(names),
-            max(counts.values()),
+            len(ranks), len(names), max(counts.values()),
             _slowest([cluster.link(name, name) for name, n in counts.items() if n > 1]),
             _slowest(outer),
             min((x.bytes_per_second * share for x, share in shared.items()), default=0.0),
-        )
+        )  # fmt: skip
 
     @property
     def start_seconds(self) -> float:
@@ -152,8 +150,7 @@ def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[G
 def _pairs(
     cluster: Cluster, kind: str, pattern: Pattern, ranks: Sequence[int]
 ) -> set[GroupPlacement]:
-    """The different pairs of a pattern, each with what it gets of the network beside those of its
-    round: a host's adapters are shared by what leaves it, and by what comes in."""
+    """The different pairs of a pattern, with their share of the adapters in their round."""
     known, found = cluster.ranks, set()
     for pairs in pattern.pairs(len(ranks)):
         here = [(ranks[a], ranks[b]) for a, b in pairs]

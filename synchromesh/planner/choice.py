@@ -78,14 +78,12 @@ class Choice:
     def to_dict(self) -> dict[str, Any]:
         return {
             "candidates": [c.to_dict() for c in self.candidates],
-            "chosen": str(self.chosen.plan),
-            "why": self.why,
+            "chosen": str(self.chosen.plan), "why": self.why,
             "headroom": self.headroom and asdict(self.headroom),
-            "planning_seconds": self.planning_seconds,
-            "measuring_seconds": self.profile.seconds,
+            "planning_seconds": self.planning_seconds, "measuring_seconds": self.profile.seconds,
             "components": [c.to_dict() for c in self.components],
             "components_of": None if self.components_of is None else str(self.components_of),
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

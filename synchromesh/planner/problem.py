@@ -96,8 +96,7 @@ class PlanningProblem:
         cls, step: Step, rows: int, modules: Mapping[str, Sequence[str]],
         headrooms: Sequence[Headroom], optimizer: Optimizer,
     ) -> "PlanningProblem":  # fmt: skip
-        """With the limits that `headrooms`, of each rank, set, and what the optimizer forbids.
-        ValueError for an optimizer that nothing can be trained with."""
+        """ValueError for an optimizer that cannot be used. headrooms: of each rank."""
         refuse_unusable(optimizer)
         limits = tuple(x.usable for x in headrooms)
         unsplittable = coupled(optimizer)

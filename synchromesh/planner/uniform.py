@@ -39,20 +39,15 @@ class UniformPartitions:
         return Pattern(pattern.size * self.devices // solved, pattern.stride)
 
     @cached_property
-    def _own(self) -> tuple[tuple[str, ...], ...]:
+    def own(self) -> tuple[tuple[str, ...], ...]:
+        """Of each component the parameters and buffers that it is the first to use."""
         first: dict[str, int] = {}
         components = self.step.chain.components
         for i, component in enumerate(components):
             for tensor in (*component.parameters, *component.buffers):
                 first.setdefault(tensor.name, i)
-        found: list[list[str]] = [[] for _ in components]
-        for name, i in first.items():
-            found[i].append(name)
-        return tuple(map(tuple, found))
-
-    def own(self, index: int) -> tuple[str, ...]:
-        """The parameters and buffers that a component is the first to use."""
-        return self._own[index]
+        places = range(len(components))
+        return tuple(tuple(n for n, at in first.items() if at == i) for i in places)
 
     def offers(self, degree: int, index: int) -> bool:
         """Whether a component may have the degree; if not, it has its own in that partition."""
@@ -111,7 +106,7 @@ def kinds(
     numbers: dict[object, int] = {}
     found = []
     for i, local in enumerate(uniform.partitions[degree].components):
-        own = (holding_of[name] for name in uniform.own(i))
+        own = (holding_of[name] for name in uniform.own[i])
         tensors = tuple(replace(h, tensor=replace(h.tensor, name="")) for h in own)
         key = (local.program, local.layout, local.events[local.arrivals :], tensors)
         found.append(numbers.setdefault(key, len(numbers)))

@@ -168,12 +168,10 @@ class _Planning:
         return StageFacts(
             forward=_scaled([layer.forward for layer in layers], share),
             backward=_scaled([layer.backward for layer in layers], share),
-            gradient=bucket * parameters,
-            update=self.UPDATE * parameters / bandwidth,
-            resident=self.RESIDENT * parameters,
+            gradient=bucket * parameters, update=self.UPDATE * parameters / bandwidth,
+            resident=self.RESIDENT * parameters, message=self._messages(share, size),
             kept=share * np.array([layer.kept for layer in layers]),
-            message=self._messages(share, size),
-        )
+        )  # fmt: skip
 
     def _messages(self, share: float, size: int) -> Floats:
         """Seconds by cut of what a device of a stage sends."""
@@ -202,25 +200,15 @@ class _Planning:
         plan = plan_of(found, [x.name for x in layers], (1,), range(devices))
         if len(found.stages) == 1:
             plan = Plan(LayoutSpec("data" if devices > 1 else "single"), micro_batches=m)
+        time = StepTime(
+            found.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
+            waited=0.0, interleaved=1,
+        )  # fmt: skip
+        idle = max(0.0, 1 - busy / (devices * found.seconds))
         return LayerCandidate(
-            plan=plan,
-            time=StepTime(
-                found.seconds,
-                forward=0.0,
-                backward=0.0,
-                update=0.0,
-                computed=busy / devices,
-                waited=0.0,
-                interleaved=1,
-            ),
-            memory=tuple(memory),
-            fits=True,
-            reason="",
-            stages=found.stages,
-            stage_seconds=tuple(seconds),
-            idle=max(0.0, 1 - busy / (devices * found.seconds)),
-            gap=found.gap,
-        )
+            plan=plan, time=time, memory=tuple(memory), fits=True, reason="", stages=found.stages,
+            stage_seconds=tuple(seconds), idle=idle, gap=found.gap,
+        )  # fmt: skip
 
     def misfit(self) -> str:
         layers, limit = self.profile.layers, min(self.problem.limits)

@@ -1,7 +1,5 @@
-"""Planning on the ranks of this run: facts are measured, profiles kept, and what is done is said.
-
-Facts that are kept from an earlier run are sampled instead (`profiling/profile_cache.py`). All
-ranks call alike."""
+"""Planning on the ranks of this run: facts are measured, or sampled where an earlier run has kept
+them (`profiling/profile_cache.py`). All ranks call alike."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,8 +121,7 @@ class LiveSession(PlanningSession):
 
 
 class LivePlanning:
-    """What was measured, chosen and predicted for the model of a trainer; a session for each of
-    its traces. rows: of the global batches that plans are made for."""
+    """What was measured, chosen and predicted for a trainer. rows: of its global batches."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, example: Any, world: World,
@@ -200,8 +197,7 @@ class LivePlanning:
         return best
 
     def check_held(self, plan: Plan, holdings: Mapping[str, Holding]) -> None:
-        """Warns before anything is placed where parameters, gradients and optimizer state alone
-        take more memory than there is. All ranks call alike."""
+        """Warns early where parameters, gradients and optimizer state alone take too much."""
         chosen = None if self.choice is None else self.choice.chosen
         if chosen is not None and chosen.memory and chosen.plan == plan:
             self._forewarn(chosen)

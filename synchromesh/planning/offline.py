@@ -1,7 +1,5 @@
-"""Planning without devices: `sm.plan`, for a cluster that need not be there; and what a given plan
-does to a model on pretended ranks.
-
-Decides as live ranks do (`planner/decision/decide.py`), by facts that are estimated."""
+"""Planning without devices: `sm.plan`, for a cluster that need not be there, by estimated facts;
+and what a given plan does to a model on pretended ranks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,8 +151,7 @@ def quickest(
 def explain_plan(
     workload: Workload, plan: Plan, ranks: int, autocast: torch.dtype | None = None
 ) -> Explanation:
-    """The explanation of `plan` on `ranks` pretended ranks, with the workload's batch size. A plan
-    that leaves its cuts open is cut by estimated work."""
+    """Of `plan` on pretended ranks, with the workload's batch size; open cuts by estimates."""
     model, rows = Model(stand_in(workload)), workload.batch_size
     loss, example = joined(workload.loss, workload.example(rows), workload.carry)
     cuts = plan.cuts(model.paths())

@@ -16,10 +16,8 @@ tensor of 4 rows and 4 columns:
         0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
         0 0 1 1                         1 1 1 1                       0->1 0->1 1->1 1->1
 
-A copy whose source is its target stays where it is: it is listed (whoever builds the new local
-tensor copies it) and costs no traffic. A switch carries a transfer out. An exchange has routes of
-its own, for a value's rows are dealt out by shares and partial sums are added up where they
-arrive; a checkpoint reads the intersections of wanted and stored boxes from its files."""
+A copy whose source is its target is listed (whoever builds the new local tensor copies it) and
+costs no traffic."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -89,12 +87,8 @@ def split(box: Box, most: int) -> list[Box]:
 
 def join_dim(boxes: Sequence[Box]) -> int:
     """The dimension along which the local tensor of `boxes` is put together."""
-    differing = {
-        d
-        for box in boxes[1:]
-        for d, (side, first) in enumerate(zip(box, boxes[0], strict=True))
-        if side != first
-    }
+    pairs = (enumerate(zip(box, boxes[0], strict=True)) for box in boxes[1:])
+    differing = {d for sides in pairs for d, (side, first) in sides if side != first}
     assert len(differing) <= 1, f"boxes {boxes} differ in dimensions {sorted(differing)}"
     return differing.pop() if differing else 0
 

@@ -154,14 +154,11 @@ class Cluster(document.Document):
     def to_dict(self) -> dict[str, Any]:
         """Only what is not at its default stands there of a link, of `inside` and `network`."""
         item: dict[str, Any] = {
-            "name": self.name,
-            "source": self.source,
-            "error_band": self.error_band,
-            "date": self.date,
-            "emulated": self.emulated,
+            "name": self.name, "source": self.source, "error_band": self.error_band,
+            "date": self.date, "emulated": self.emulated,
             "hosts": [{"name": h.name, "devices": _device_list(h.devices)} for h in self.hosts],
             "links": [{"between": [x.a, x.b], **_link_dict(x)} for x in self.links],
-        }
+        }  # fmt: skip
         for end in ("inside", "network"):
             link = getattr(self, end)
             if link is not None:

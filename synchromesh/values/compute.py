@@ -1,5 +1,4 @@
-"""What computing takes: curves over sizes, a local program's seconds and memory, and how the
-processors of a run share time.
+"""What computing takes: curves over sizes, seconds and memory of local programs, shared time.
 
 A CPU quota or several processes on a core do two things that a GPU or a processor of one's own
 does not: a host computes quicker at first after a pause (`BurstSpeed`), and more time passes on
@@ -31,8 +30,7 @@ class Curve:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> "Curve":
-        """The curve through `points`, made non-decreasing: more takes no less time. Of several
-        points of one size the highest counts."""
+        """Through `points`, made non-decreasing. Of several of one size the highest counts."""
         heights: dict[float, float] = {}
         highest = 0.0
         for x, y in sorted(points):

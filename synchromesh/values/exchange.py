@@ -11,8 +11,7 @@ sides, two rows a rank:
         2         4 5          4 5 6 7    6 7 from 3
         3         6 7          4 5 6 7    4 5 from 2
 
-Pure: no tensors, no process groups. Boxes are those of values with rows first: (rows, ...,
-segments, inner, ...)."""
+Boxes are those of values with rows first: (rows, ..., segments, inner, ...)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

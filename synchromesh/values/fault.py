@@ -1,5 +1,4 @@
-"""A fault: what a user sees of an exception, a sentence where it is ours, else a traceback; and
-what a mistyped name may have meant."""
+"""A fault: what a user sees of an exception, a sentence or a traceback; and near names."""
 
 import difflib
 import os

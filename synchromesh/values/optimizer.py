@@ -1,5 +1,4 @@
-"""Optimizers whose update of one entry depends on other entries of the parameter: those known by
-name, and those that show it on a small one."""
+"""Optimizers whose update of one entry depends on others: by name, or shown on a small one."""
 
 import copy
 from collections import defaultdict
@@ -22,18 +21,12 @@ ELEMENTWISE = frozenset(
 COUPLED = {
     "adafactor": "row and column means of the gradient, and the norm of the whole update",
     "muon": "an orthogonalisation of the whole matrix",
-    "lamb": "the norm of the whole parameter",
-    "lars": "the norm of the whole parameter",
+    **dict.fromkeys(("lamb", "lars"), "the norm of the whole parameter"),
     "novograd": "the norm of the whole gradient",
-    "shampoo": "factors of the whole gradient",
-    "distributedshampoo": "factors of the whole gradient",
-    "soap": "factors of the whole gradient",
+    **dict.fromkeys(("shampoo", "distributedshampoo", "soap"), "factors of the whole gradient"),
     "came": "row and column means of the gradient",
-    "prodigy": "sums over all parameters",
-    "dadaptadam": "sums over all parameters",
-    "dadaptsgd": "sums over all parameters",
-    "adam8bit": "blocks of neighbouring entries",
-    "adamw8bit": "blocks of neighbouring entries",
+    **dict.fromkeys(("prodigy", "dadaptadam", "dadaptsgd"), "sums over all parameters"),
+    **dict.fromkeys(("adam8bit", "adamw8bit"), "blocks of neighbouring entries"),
 }
 
 

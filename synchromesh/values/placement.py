@@ -1,20 +1,17 @@
-"""Where a tensor's value and gradient are on the tensor axis, and the boxes that a rank holds of
-it.
+"""Where a tensor's value and gradient are on the tensor axis, and the boxes of each rank.
 
     R           value replicated, gradient replicated
     r           value replicated, gradient partial (the sum over the ranks is the gradient)
     P           value partial (the sum over the ranks is the value), gradient replicated
     S(d)        value and gradient sharded along dimension d
-    S(d, n)     the same within each of n equal segments of dimension d (a fused q-k-v weight: n =
-    3)
+    S(d, n)     the same within each of n equal segments of dimension d (a fused q-k-v weight: 3)
     S(d, n, u)  the same, u neighbouring entries staying together (a head of attention)
 
 Parts are equal where the ranks divide the units of a segment. Else they differ by one unit: the
 first ranks have one more, and where there are fewer units than ranks the last ranks have none.
 A placement whose units the ranks divide is written without them, as its parts are those of u = 1.
 
-`R -> r` is Megatron's f (identity; all-reduce in backward), `P -> R` its g (arXiv 1909.08053,
-section 3)."""
+`R -> r` is Megatron's f (identity; all-reduce in backward), `P -> R` its g (arXiv 1909.08053)."""
 
 from dataclasses import dataclass, replace
 from functools import cache

@@ -116,13 +116,10 @@ class Calls:
 
 # The optimizer's costs: keys of the JSON form, and the profile's fields.
 UPDATE = {
-    "seconds_per_byte": "update_byte",
-    "seconds_per_tensor": "update_tensor",
-    "copy_seconds_per_byte": "copy_byte",
-    "state_factor": "state_factor",
-    "work_bytes_per_largest_byte": "work_largest",
-    "work_bytes_per_byte": "work_byte",
-}
+    "seconds_per_byte": "update_byte", "seconds_per_tensor": "update_tensor",
+    "copy_seconds_per_byte": "copy_byte", "state_factor": "state_factor",
+    "work_bytes_per_largest_byte": "work_largest", "work_bytes_per_byte": "work_byte",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

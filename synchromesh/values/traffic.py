@@ -12,8 +12,7 @@ practice, and experience", section 7):
 Between two ranks go messages: `send` one way, `exchange` both ways at once. n: bytes that one of
 them sends to the other.
 
-The engine counts live calls with this function and `explain` predicts with it, so that both can be
-compared. It counts the operation that was asked for, whichever implementation carries it out."""
+The engine counts live calls with it and `explain` predicts with it, whichever way they run."""
 
 from collections import Counter
 from dataclasses import dataclass

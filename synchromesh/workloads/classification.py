@@ -1,8 +1,5 @@
-"""Image classification: every net of `ARCHITECTURES` on every set of labelled images of
-`IMAGE_SETS`, those that the field compares on.
-
-A name is `SET/NET`; the small form of a family of nets, which two CPU cores train, is
-`SET/FAMILY_small`."""
+"""Image classification: `SET/NET` is a net of `ARCHITECTURES` on a set of `IMAGE_SETS`; the small
+form of a family of nets, `SET/FAMILY_small`, trains on two CPU cores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""A file of a data set, plain or gzip-compressed, and the folder that it is in: its bytes, or its
-text in UTF-8, entirely or by lines."""
+"""A file of a data set, plain or gzip-compressed: its bytes, or its text in UTF-8."""
 
 import gzip
 import zlib

@@ -96,8 +96,7 @@ class View:
 
 
 class Images:
-    """A data set of images: `pixels` uint8 (n, channel, height, width), `labels` int64 (n).
-    padding: of the views that are drawn of the images; None: they are seen as they are."""
+    """`pixels` uint8 (n, channel, height, width), `labels` int64 (n). padding: of views drawn."""
 
     def __init__(
         self, pixels: Tensor, labels: Tensor, form: ImageFormat, scale: float = 255.0,

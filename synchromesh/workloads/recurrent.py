@@ -56,8 +56,7 @@ class LstmLayer(nn.Module):
         self.residual = residual
 
     def forward(self, values: Tensor, context: Tensor | None = None) -> Tensor:
-        """What the LSTM gives at every place, of the values with the context beside them: as many
-        rows of the same length, together `inputs` wide."""
+        """What the LSTM gives at every place of the values, with the context beside them."""
         inputs = values if context is None else torch.cat([values, context], -1)
         outputs: Tensor = self.lstm(self.dropout(inputs))[0]
         return outputs + values if self.residual else outputs

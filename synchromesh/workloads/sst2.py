@@ -1,5 +1,4 @@
-"""Sentiment on SST-2: BERT and RoBERTa from `transformers`, random weights, and an LSTM; small
-forms for CPUs.
+"""Sentiment on SST-2: BERT, RoBERTa and an LSTM, random weights; small forms for CPUs.
 
 The files are tokenised, so what stands between spaces is a word, and the vocabulary is made of the
 words of the training sentences: no trained tokeniser has to be downloaded. The embeddings of the

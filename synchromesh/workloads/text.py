@@ -1,5 +1,4 @@
-"""Text as ids of words: the vocabulary, sentences as rows, a continuing text, and the scores of
-models that predict a token at every place.
+"""Text as ids of words: vocabularies, sentences as rows, a continuing text, scores of tokens.
 
 Sentences are rows of one length, so that one traced shape serves all: what is longer is cut, what
 is shorter padded."""

@@ -26,8 +26,6 @@ def test_places_survive_a_checkpoint() -> None:
     place = StreamPlace(((8, 7), (4, 4)), 1, (({"dict": {"n": 8}}, None), (None, None)))
     for cursor in (Cursor(1, 2, 3), Cursor(1, 2, 23, place), Cursor(1, samples=9)):
         assert Cursor.from_dict(cursor.to_dict()) == cursor
-    assert Cursor(1, 2, 23, place).epoch_start() == Cursor(1, 2)
-    assert Cursor(1, 2, 23, place).next_epoch() == Cursor(1, 3)
     assert StreamPlace.start(2, 3).shape == (2, 3)
 
 

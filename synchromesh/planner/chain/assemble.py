@@ -131,11 +131,9 @@ class _Offers:
         return Option(
             forward=own.forward + waits[0],
             backward=own.backward + own.taken + waits[1],
-            gradient=own.gradient,
-            update=own.update,
+            gradient=own.gradient, update=own.update, border=uniform.degrees.index(degree),
             memory=round(own.resident + alive + self._inputs(degree, index, recompute)),
-            border=uniform.degrees.index(degree),
-        )
+        )  # fmt: skip
 
     def _costs(self, degree: int, index: int, saving: Saving) -> ComponentCosts | None:
         states, recompute = saving

@@ -46,7 +46,7 @@ def component_costs(
         return None
     layout = uniform.layout(degree) if uniform.offers(degree, index) else local.layout
     rows = max(1, -(-uniform.rows // layout.data))
-    own = [holding_of[name] for name in uniform.own(index)]
+    own = [holding_of[name] for name in uniform.own[index]]
     trained = [h for h in own if h.tensor.trainable]
     try:
         sent = _Traffic.of(uniform, local, layout, own, profile)
@@ -63,17 +63,15 @@ def component_costs(
     in_buckets = sum(h.local_bytes for h in trained) * (gradient > 0)
     kept_bytes = sum(h.kept_bytes for h in trained)
     return ComponentCosts(
-        forward=forward + sent.forward,
+        forward=forward + sent.forward, gradient=gradient,
         backward=backward + sent.backward + sent.repeats + sent.waited,
-        gradient=gradient,
-        gathered=sent.gathers.seconds,
-        gathered_again=sent.gathers_again.seconds,
+        gathered=sent.gathers.seconds, gathered_again=sent.gathers_again.seconds,
         taken=taken + profile.copy_byte * in_buckets,
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
         kept=0.0 if recompute else measured.memory.kept(rows),
         working=measured.memory.backward(rows) + sum(map(_gathered_bytes, own)),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,8 +147,7 @@ def _taken(kind: str, seconds: float, profile: Profile) -> float:
 
 
 def _resident(h: Holding, profile: Profile) -> float:
-    """Bytes of a tensor at the end of forward. Sharded, its gradient is not there yet, but where
-    it stays the gathered parameter is."""
+    """Bytes at the end of forward: sharded, what stays gathered counts, its gradient does not."""
     if not h.tensor.trainable:
         return h.kept_bytes
     lasting = h.parts > 1 and h.states != "parameters"

@@ -1,5 +1,4 @@
-"""Labels of the search: partial plans behind a cut, the decision of the next node for all of them,
-and their walk to the front.
+"""Labels of the search: partial plans behind a cut, the decision of the next node, the walk.
 
 Written as arrays over labels; candidates of a decision are arrays [option, label]."""
 

@@ -67,15 +67,11 @@ def _crossing(
     """The value of `source` that is `read`, by degree and reader."""
     readers = tuple(sorted({i for items in read.values() for i in items}))
     value = next(iter(next(iter(read.values())).values())).value
-    made = {
-        m: _made(uniform, m, read.get(m, {}))
-        for m in uniform.degrees
-        if source == BATCH or uniform.offers(m, source)
-    }
+    offered = [m for m in uniform.degrees if source == BATCH or uniform.offers(m, source)]
+    made = {m: _made(uniform, m, read.get(m, {})) for m in offered}
     wanted = {
         (m, i): read[m][i].want if i in read.get(m, {}) else REPLICATED
-        for m in uniform.degrees
-        for i in readers
+        for m, i in product(uniform.degrees, readers)
         if uniform.offers(m, i)
     }
     return CrossingValue(value, source, readers, made, wanted)

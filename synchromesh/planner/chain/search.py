@@ -106,7 +106,7 @@ def _quickest(
     space, met = prepared
     every = (ChainPlan.of(problem, path.options) for path in met)
     allowed = [plan for plan in every if plan.memory <= limit and plan.seconds < math.inf]
-    known = min(allowed, key=_order, default=None)
+    known = min(allowed, key=lambda p: (p.seconds, p.memory, p.choice), default=None)
     lower, last = space.bound.lower, len(columns.nodes)
     for width in TUNING.passes(sum(map(len, columns.nodes))):
         above = _seconds(known) * (1 + EXACT)
@@ -126,10 +126,6 @@ def _quickest(
 
 def _seconds(plan: ChainPlan | None) -> float:
     return math.inf if plan is None else plan.seconds
-
-
-def _order(found: ChainPlan) -> tuple[float, int, tuple[int, ...]]:
-    return found.seconds, found.memory, found.choice
 
 
 def _least_memory(problem: Problem) -> float:
@@ -154,8 +150,7 @@ def _least_memory(problem: Problem) -> float:
 def runners_up(
     problem: Problem, found: ChainPlan, limit: float = math.inf
 ) -> tuple[ChainPlan | None, ...]:
-    """By component; None: every plan within the limit that was found gives it the same border. A
-    runner-up's gap says how much quicker a plan of the same other border might be."""
+    """By component; None: no other border was found. gap: of plans of the same other border."""
     prepared = _walked(problem, limit)
     if prepared is None:
         return (None,) * len(problem.components)

@@ -139,8 +139,7 @@ class _Decision:
         self.candidates += self.priced(self.wider)
 
     def ascertain(self, quick: bool) -> None:
-        """Facts of quick plans whose ranks have more rows than a program was timed with: no guess
-        where it counts. quick: what is known already need not be exact."""
+        """Facts of quick plans with more rows a rank than were timed. quick: need not be exact."""
         problem, sure = self.problem, set[Plan]()
         while near := _uncertain(self.candidates, problem.devices, self.facts.extrapolation, sure):
             sure.add(near)
@@ -149,8 +148,7 @@ class _Decision:
             self.candidates = self.priced([*self.proposed, *self.wider])
 
     def save(self) -> None:
-        """Plans that save memory, where quick candidates lack it: those that save alike in all
-        components, and the best of the searches that save in each component what they must."""
+        """Plans that save memory where quick ones lack it: alike in all components, then apart."""
         alike = self._saved_alike()
         if alike is not None:
             self._add([*alike, *self._saved_apart(alike)])
@@ -282,8 +280,7 @@ class _Decision:
 def _uncertain(
     found: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
 ) -> Plan | None:
-    """Of the plans whose ranks have more rows than programs were timed with, and that are not in
-    `sure`, the quickest, if it may be the best of all."""
+    """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
 
     def known(c: Candidate) -> bool:
         return c.plan in sure or _largest(c.plan, devices) <= extrapolation
@@ -336,8 +333,7 @@ def with_runners_up(partitions: PartitionCache, choice: Choice) -> Choice:
 
 
 def _with_runners_up(problem: PlanningProblem, search: ChainSearch, choice: Choice) -> Choice:
-    """Runners-up to the chosen plan; to the search's own best one where the search was not
-    offered the chosen one's layouts."""
+    """Runners-up to the chosen plan, or to the search's best where it lacked these layouts."""
     plan = choice.chosen.plan
     options = search.choice(problem, plan)
     if options is None:

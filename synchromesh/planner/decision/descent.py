@@ -35,11 +35,9 @@ TUNING = DescentTuning()
 
 
 def descended(
-    found: Sequence[Candidate],
-    near: Callable[[Plan], Sequence[Plan]],
-    price: Callable[[Sequence[Plan]], Sequence[Candidate]],
-    problem: PlanningProblem,
-) -> list[Candidate]:
+    found: Sequence[Candidate], near: Callable[[Plan], Sequence[Plan]],
+    price: Callable[[Sequence[Plan]], Sequence[Candidate]], problem: PlanningProblem,
+) -> list[Candidate]:  # fmt: skip
     """What was priced, in its order, from `found` on. near: the neighbours of a plan."""
 
     def merit(c: Candidate) -> tuple[float, str]:

@@ -1,9 +1,8 @@
 """Memory: plans that need less of it than one that lacks it, and what is said of such a plan.
 
 Plans that save memory are slower than what they are made of, so they are asked for where a quick
-plan does not fit. Of a given plan a shortage is a warning (`Shortage`). Where no plan fits, it is
-the nearest one's, with the changes of it that would fit (`misfit`): each is priced in bytes as
-plans are, so that only what helps is named."""
+plan does not fit. Of a given plan a shortage is a warning (`Shortage`). Where none fits, the
+nearest one's is told with changes that would fit (`misfit`), each priced in bytes as plans are."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,8 +58,7 @@ class SavingSearches:
 
 
 def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
-    """The quickest candidate that lacks memory and is not among `tried`, if it may be quicker than
-    all that fit: sharded states leave less to update."""
+    """The quickest that lacks memory, not `tried`, if it may be quicker than all that fit."""
     least = min((c.seconds for c in found if c.fits), default=inf)
     short = [c for c in found if c.time is not None and not c.fits and c.plan not in tried]
     best = min(short, key=lambda c: c.seconds, default=None)

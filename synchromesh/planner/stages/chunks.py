@@ -11,7 +11,7 @@ What is in flight is the cap of `values/schedule.py`. Numbers of groups, ways an
 the order of what they take where all is level, and only while that is less than the best."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,24 +19,15 @@ import numpy as np
 from synchromesh.planner.stages.cuts import cut
 from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem
 
-
-@dataclass(frozen=True)
-class ChunkTuning:
-    """What a search may cost; chosen, so that it takes a second of 200 components."""
-
-    chunks: int = 2  # stages of a group; the formulas above are of two
-    plans: int = 16  # that are tried
-    groups: int = 16  # at most: a cut takes as long as there are stages
+CHUNKS = 2  # stages of a group; the formulas above are of two
 
 
-TUNING = ChunkTuning()
-
-
-def interleaved(problem: StageProblem) -> StagePlan | None:
-    """The plan of least step time of those tried; None: memory holds none of them."""
+def interleaved(problem: StageProblem, most: int = 16) -> StagePlan | None:
+    """The plan of least step time of those tried; None: memory holds none of them. most: plans
+    that are tried; chosen, so that a search of 200 components takes a second."""
     best: StagePlan | None = None
     firsts: dict[PlannedStage, tuple[int, ...]] = {}
-    for level, m, whole in sorted(_level(problem))[: TUNING.plans]:
+    for level, m, whole in sorted(_level(problem))[:most]:
         if not np.isfinite(level) or (best is not None and level >= best.seconds):
             break
         if whole not in firsts:
@@ -47,29 +38,29 @@ def interleaved(problem: StageProblem) -> StagePlan | None:
     return best
 
 
-def _level(problem: StageProblem) -> Iterator[tuple[float, int, PlannedStage]]:
+def _level(problem: StageProblem, groups: int = 16) -> Iterator[tuple[float, int, PlannedStage]]:
     """Of every m, number of groups p and way: T without the end where all is level, m, and all
-    components on one of the groups."""
+    components on one of the groups. groups: at most, as a cut takes as long as there are."""
     count = problem.components
     for m in problem.micro_batches:
         for s, size in enumerate(problem.sizes):
             p = problem.devices // size
             even = p * size == problem.devices and m % p == 0
-            if even and 2 <= p <= TUNING.groups and TUNING.chunks * p <= count:
+            if even and 2 <= p <= groups and CHUNKS * p <= count:
                 for way, seconds in enumerate(problem.costs(m).seconds[:, 0, count, s]):
                     yield _seconds(float(seconds) / p, p, m), m, PlannedStage(0, count, size, way)
 
 
 def _seconds(t: float, p: int, m: int) -> float:
     """T without the end."""
-    return m * t + (p - 1) * t / TUNING.chunks
+    return m * t + (p - 1) * t / CHUNKS
 
 
 def _cut(problem: StageProblem, whole: PlannedStage, m: int) -> tuple[int, ...]:
     """The first components of stages of level work, on groups like that of `whole`."""
     seconds = problem.costs(m).seconds[whole.way, :, :, problem.sizes.index(whole.devices)]
     work = [float(seconds[i, i + 1]) for i in range(whole.end)]
-    return cut(work, TUNING.chunks * problem.devices // whole.devices)
+    return cut(work, CHUNKS * problem.devices // whole.devices)
 
 
 def _plan(
@@ -83,9 +74,9 @@ def _plan(
     for g in range(p):
         slowdown, limit = problem.kind(g * whole.devices, whole.devices)
         own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
-        held = min(2 * (p - g - 1) + p + 1, TUNING.chunks * m) * max(costs.kept[at] for at in own)
+        held = min(2 * (p - g - 1) + p + 1, CHUNKS * m) * max(costs.kept[at] for at in own)
         if sum(costs.resident[at] for at in own) + held > limit:
             return None
         slowest = max(slowest, slowdown * sum(float(costs.seconds[at]) for at in own))
         end = max(end, sum(float(costs.end[at]) for at in own))
-    return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=TUNING.chunks)
+    return StagePlan(tuple(stages), m, _seconds(slowest, p, m) + end, chunks=CHUNKS)

@@ -7,6 +7,7 @@ A pipeline is as quick as its slowest stage (PipeDream, SOSP 2019, section 3.1);
 the other stages level too, so that memory in flight is."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -34,21 +35,17 @@ def cut(weights: Sequence[float], stages: int) -> tuple[int, ...]:
 
     largest, _ = _best(len(weights), stages, work, max)
     allowed = largest + 1e-12 * until[-1]  # sums that differ by less are equal
-    _, firsts = _best(
-        len(weights),
-        stages,
-        lambda i, j: work(i, j) ** 2 if work(i, j) <= allowed else math.inf,
-        lambda stage, rest: stage + rest,
-    )
-    return firsts
+
+    def square(i: int, j: int) -> float:
+        return work(i, j) ** 2 if work(i, j) <= allowed else math.inf
+
+    return _best(len(weights), stages, square, operator.add)[1]
 
 
 def _best(
-    count: int,
-    stages: int,
-    cost: Callable[[int, int], float],
+    count: int, stages: int, cost: Callable[[int, int], float],
     joined: Callable[[float, float], float],
-) -> tuple[float, tuple[int, ...]]:
+) -> tuple[float, tuple[int, ...]]:  # fmt: skip
     """Least cost of components 0 .. count-1 in `stages`, and the first of each, where a stage
     i .. j-1 costs `cost(i, j)` and `joined` adds it to the cost of those before it."""
     least = [math.inf] * (count + 1)  # of the first j components in the stages so far

@@ -1,5 +1,4 @@
-"""The problem of stages of a model: facts of every group of devices, of uniform partitions and a
-profile.
+"""The problem of stages of a model: facts of every group, of uniform partitions and a profile.
 
 The programs of a tensor degree d do not depend on the data degree, so that the partitions of all K
 devices under d say what a group of g devices does, g/d x d: for each of m micro-batches
@@ -86,8 +85,7 @@ def _crossings(uniform: UniformPartitions, size: int) -> list[Demand]:
 
 
 def divisible(uniform: UniformPartitions) -> bool:
-    """Whether there can be stages: several components, several devices, and rows that do not
-    depend on each other, as those components have all devices."""
+    """Whether there can be stages; not where rows depend on each other: these need all devices."""
     step = uniform.step
     return uniform.devices > 1 and len(step.chain.components) > 1 and not step.coupling
 
@@ -197,14 +195,11 @@ class GroupFacts:
         return StageFacts(
             np.array([max(0.0, p.forward + calls.forward) for p in known]),
             np.array([max(0.0, p.backward + calls.backward) for p in known]),
-            gradient=np.array([p.gradient for p in known]),
-            update=np.array([p.update + p.taken for p in known]),
-            resident=np.array([p.resident for p in known]),
-            kept=np.array([p.kept for p in known]),
-            message=self._messages(group, degree),
-            begin=calls.begin_forward + calls.begin_backward,
+            np.array([p.gradient for p in known]), np.array([p.update + p.taken for p in known]),
+            np.array([p.resident for p in known]), np.array([p.kept for p in known]),
+            self._messages(group, degree), begin=calls.begin_forward + calls.begin_backward,
             overlap=profile.overlap.get(MESSAGE, Overlap()),
-        )
+        )  # fmt: skip
 
     def _moved(
         self, facts: StageFacts, group: UniformPartitions, degree: int,

@@ -1,9 +1,8 @@
-"""Plans with pipeline stages that are proposed: the best of the searches, and the same under other
-schedules.
+"""Plans with pipeline stages that are proposed: the best of the searches, and other schedules.
 
-    order        ranks as they are; where some are slow, also the slow ones first and last
-    degrees      one for each stage; also one for each component, where that is quicker
-    schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
+order        ranks as they are; where some are slow, also the slow ones first and last
+degrees      one for each stage; also one for each component, where that is quicker
+schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -69,8 +69,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Stages in order on the devices in order, and what a step takes. gap: no plan takes less than
-    (1 - gap) of the seconds."""
+    """Stages and devices in order; no plan takes less than (1 - gap) of the seconds."""
 
     stages: tuple[PlannedStage, ...]
     micro_batches: int

@@ -96,8 +96,7 @@ class _Search:
             self._try(replace(interval, hi=hi), (interval.lo + hi) // 2)
 
     def _try(self, interval: _Interval, index: int) -> None:
-        """Walks under one cap of an interval; what is left are those above it, and those below
-        what the slowest stage of the plan takes that was found."""
+        """Walks under a cap; what is left lies above it, or below the plan's slowest stage."""
         m = interval.micro_batches
         walk, caps = self.walks[m], self.caps[m]
         self._push(replace(interval, lo=index + 1))
