@@ -138,7 +138,7 @@ def measure(name: str, most: int, rounds: int, rivals: Iterable[str]) -> list[Ro
     def arranged(candidate: Any) -> Callable[[], None]:
         def begin() -> None:
             trainer.switch(candidate.plan)
-            trainer._execution.interleaving.chosen = candidate.time.interleaved
+            trainer._execution.pieces.chosen = candidate.time.pieces
             mine[0] = pytree.tree_map(Tensor.clone, trainer.shard(batch))  # alone in its storage
 
         return begin
@@ -207,7 +207,7 @@ def measure_given(name: str, texts: Sequence[str], rounds: int) -> list[Row]:
             mine = pytree.tree_map(Tensor.clone, trainer.shard(batch))
             if text not in told:
                 told[text] = trainer.predict()
-            trainer._execution.interleaving.chosen = told[text].time.interleaved
+            trainer._execution.pieces.chosen = told[text].time.pieces
             taken[text] += _timed(lambda mine=mine: trainer.step(mine))  # type: ignore[misc]
             if text not in bytes_:
                 bytes_[text] = _peak(trainer, mine)

@@ -4,7 +4,7 @@ each, and the one under which steps take least stays.
     steps       1 .. 8 | 9 .. 16  | 17 .. 24 | 25 ...     (more where they are short)
     plan        chosen | second   | third    | the quickest of the three
 
-Among them is the chosen plan with the other number of interleaved micro-batches.
+Among them is the chosen plan with the other number of pieces.
 
 Predictions err by 6 to 7 % on average, and by 26 % where sixteen small micro-batches went through
 two stages (docs/design.md); the median of some steps errs less. Every rank sees the same table of

@@ -29,7 +29,13 @@ from synchromesh.cost.alive_bytes import (
     form_of,
 )
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
-from synchromesh.cost.planned_step import PlannedStep, Portion, measured, sharded_bytes, walked
+from synchromesh.cost.planned_step import (
+    ComputeShare,
+    PlannedStep,
+    measured,
+    sharded_bytes,
+    walked,
+)
 from synchromesh.trace.partition.local import Input, LocalComponent
 from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange
@@ -70,7 +76,7 @@ def peak_memories(
 ) -> tuple[PeakMemory, ...]:
     """The memory of every device; those of a group with equally many rows need equally much.
 
-    pieces: how many micro-batches take turns on the only stage."""
+    pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
     found: dict[int, PeakMemory] = {}
@@ -273,7 +279,7 @@ class _MemoryWalk:
                 self.alive.free((SENT, replace(message, kind="F")))
         for item in walked(self.planned.turns[action.stage], action):
             key = action.kind, action.micro_batch, item.component
-            if isinstance(item, Portion) and key not in self.begun:
+            if isinstance(item, ComputeShare) and key not in self.begun:
                 self.begun.add(key)
                 self._component(action, item.component, needed)
         if action.kind == "B" and not action.turn:

@@ -39,7 +39,7 @@ class Unmeasured(ValueError):
 
 
 @dataclass(frozen=True)
-class Portion:
+class ComputeShare:
     """A share of what a component computes."""
 
     component: int
@@ -56,20 +56,20 @@ class Transmit:
     departs: bool  # in forward
 
 
-Turn = tuple[Portion | Transmit, ...]
+Turn = tuple[ComputeShare | Transmit, ...]
 
 
 def turns_of(components: Sequence[LocalComponent], first: int = 0) -> tuple[Turn, ...]:
     """The turns of one micro-batch's forward through the components of a stage. first: the place
     of the first of them in the chain."""
-    turns: list[list[Portion | Transmit]] = [[]]
+    turns: list[list[ComputeShare | Transmit]] = [[]]
     for i, local in enumerate(components, first):
         total = sum(e.work for e in local.events if isinstance(e, Computation))
         if not total:
-            turns[-1].append(Portion(i, 1.0))
+            turns[-1].append(ComputeShare(i, 1.0))
         for number, event in enumerate(local.events):
             if isinstance(event, Computation):
-                turns[-1].append(Portion(i, event.work / total))
+                turns[-1].append(ComputeShare(i, event.work / total))
                 continue
             if any(c.kind == "send" for c in event.collectives):
                 continue
@@ -80,7 +80,7 @@ def turns_of(components: Sequence[LocalComponent], first: int = 0) -> tuple[Turn
     return tuple(map(tuple, turns))
 
 
-def walked(turns: Sequence[Turn], action: Action) -> Iterable[Portion | Transmit]:
+def walked(turns: Sequence[Turn], action: Action) -> Iterable[ComputeShare | Transmit]:
     """What an action does, in order; a backward undoes what its forward did."""
     turn = turns[action.turn]
     return turn if action.kind == "F" else reversed(turn)
@@ -95,7 +95,7 @@ class PlannedStep:
     plan: Plan
     devices: int
     rows: int
-    overlaps: bool = False  # whether its rows may be cut into interleaved micro-batches
+    overlaps: bool = False  # whether its rows may be cut into pieces that take turns
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -160,7 +160,7 @@ class PlannedStep:
         ]
 
     def schedule(self, pieces: int) -> Schedule:
-        """The order of a step; pieces: how many micro-batches take turns on the only stage."""
+        """The order of a step; pieces: how many pieces take turns on the only stage."""
         count = self.plan.micro_batches
         if len(self.stages) == 1:
             return taking_turns(count * pieces, len(self.turns[0]), pieces)

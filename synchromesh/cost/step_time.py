@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
+from synchromesh.cost.planned_step import ComputeShare, Transmit, shard_seconds, walked
 from synchromesh.cost.planned_step import PlannedStep as PlannedStep
-from synchromesh.cost.planned_step import Portion, Transmit, shard_seconds, walked
 from synchromesh.cost.planned_step import Unmeasured as Unmeasured
 from synchromesh.cost.planned_step import collective_seconds as collective_seconds
 from synchromesh.cost.planned_step import gradient_pattern as gradient_pattern
@@ -46,7 +46,7 @@ class StepTime:
     update: float
     computed: float  # seconds of computation, undisturbed
     waited: float  # seconds in which a rank only waits for others
-    interleaved: int  # micro-batches that take turns
+    pieces: int  # of a micro-batch, that take turns
 
     @property
     def communication_share(self) -> float:
@@ -56,7 +56,7 @@ class StepTime:
 
 
 def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
-    """The predicted time of one step. pieces: how many micro-batches take turns on the only stage.
+    """The predicted time of one step. pieces: how many pieces take turns on the only stage.
     Unmeasured: by its name."""
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
@@ -84,14 +84,14 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     )
 
 
-def best_interleaving(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
+def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
     """The quickest step: of one micro-batch, or of one of the other `choices` where rows
     suffice."""
     found = [step_time(planned, profile)]
     least = min(min(planned.blocks(c.layout)) for c in planned.partition.components)
     if planned.overlaps and len(planned.stages) == 1:
         found += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
-    return min(found, key=lambda t: (t.seconds, t.interleaved))
+    return min(found, key=lambda t: (t.seconds, t.pieces))
 
 
 _Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
@@ -100,7 +100,7 @@ _DIRECTIONS: dict[ActionKind, Direction] = {"F": "forward", "B": "backward"}
 
 class Traffic:
     """Seconds of moves inside a stage, and of messages between stages, of a micro-batch, which has
-    its share of the rows. pieces: how many micro-batches take turns on a stage."""
+    its share of the rows. pieces: how many pieces take turns on a stage."""
 
     def __init__(self, planned: PlannedStep, profile: Profile, pieces: int) -> None:
         self.planned, self.profile, self.pieces = planned, profile, pieces
@@ -170,8 +170,8 @@ class _GroupWalk:
         self.seconds, self.left = {}, Counter[int]()  # of each component: until its last backward
         for stage in self.planned.stages_on(group):
             for turn in self.planned.turns[stage]:
-                self.left.update(i.component for i in turn if isinstance(i, Portion))
-        self.portions = dict(self.left)  # of a micro-batch
+                self.left.update(i.component for i in turn if isinstance(i, ComputeShare))
+        self.shares = dict(self.left)  # of a micro-batch
         for i in self.left:
             local = self.planned.partition.components[i]
             self.seconds[i] = _compute(self.planned, local, traffic.profile, traffic.pieces)
@@ -218,8 +218,8 @@ class _GroupWalk:
         elif not action.turn and not shared:  # those that take turns have one backward
             yield from self.line.compute(calls.begin_backward)
         for item in walked(self.planned.turns[action.stage], action):
-            if isinstance(item, Portion):
-                yield from self._portion(item, action)
+            if isinstance(item, ComputeShare):
+                yield from self._share(item, action)
             elif item.departs is not backward:
                 self.traffic.begin(self.line, item, action)
             else:
@@ -227,7 +227,7 @@ class _GroupWalk:
         if backward and not action.turn and not shared:
             yield from self.gradients.end_backward(action.stage)
 
-    def _portion(self, item: Portion, action: Action) -> Spans:
+    def _share(self, item: ComputeShare, action: Action) -> Spans:
         i, backward = item.component, action.kind == "B"
         use = self.uses.uses.number.get((action.of_all(self.traffic.pieces), i))
         if use is not None and use not in self.entered:
@@ -242,7 +242,7 @@ class _GroupWalk:
         yield from self.line.compute(self.seconds[i][backward] * item.share)
         if backward:
             self.left[i] -= 1
-            if self.left[i] % (self.portions[i] * self.traffic.pieces) == 0:
+            if self.left[i] % (self.shares[i] * self.traffic.pieces) == 0:
                 yield from self.gradients.ready(action, i)
 
     def _carry_out(self, events: Iterable[UnitEvent]) -> Spans:

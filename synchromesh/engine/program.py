@@ -68,7 +68,7 @@ class ForwardResult:
     results: list[RankOutputs]
     arrived: Mapping[Border, Tensor]
     made: Mapping[Border, Tensor]
-    lanes: "list[Lane]"
+    states: "list[PieceState]"
 
 
 class Program:
@@ -112,7 +112,7 @@ class Program:
             for number, stage in enumerate(stages_of(layouts))
             if self.position in layouts[stage[0]].positions
         }
-        self._lanes: list[Lane] = []  # that are free
+        self._free_states: list[PieceState] = []  # that are free
         self.completing: Completing = {}
 
     @property
@@ -148,14 +148,14 @@ class Program:
         the place of these among the micro-batches of a step, and their number."""
         self._of = of
         parts = self._stages[next(iter(self._stages)) if stage is None else stage]
-        lanes = [self._lane(i, step, first) for i in range(len(micro_batches))]
+        states = [self._piece_state(i, step, first) for i in range(len(micro_batches))]
         made: dict[Border, Tensor] = {}
         walks = [
-            self._walk(parts, batch, rows, lane, arrived or {}, made, len(lanes))
-            for (batch, rows), lane in zip(micro_batches, lanes, strict=True)
+            self._walk(parts, batch, rows, piece, arrived or {}, made, len(states))
+            for (batch, rows), piece in zip(micro_batches, states, strict=True)
         ]
         results = run_forwards(walks, taking_turns(len(walks), parts.turns))
-        return ForwardResult(results, arrived or {}, made, lanes)
+        return ForwardResult(results, arrived or {}, made, states)
 
     def gathered(self, action: Action) -> Run:
         """The components of an action that need sharded parameters, in the order in which they
@@ -165,8 +165,8 @@ class Program:
 
     def end(self, forward: ForwardResult) -> None:
         """Its backward is over: what the forward used is free for another one."""
-        self._lanes += forward.lanes
-        forward.lanes = []
+        self._free_states += forward.states
+        forward.states = []
 
     def backward(self) -> AbstractContextManager[None]:
         """What backward runs in: nothing is left to do (engine/opaque.py)."""
@@ -175,20 +175,20 @@ class Program:
     def after_backward(self, ran: bool) -> None:
         """Nothing either: every rank has run the same program."""
 
-    def _lane(self, index: int, step: int, first: int) -> "Lane":
-        if not self._lanes:
+    def _piece_state(self, index: int, step: int, first: int) -> "PieceState":
+        if not self._free_states:
             streams = self._streams.copy()
-            self._lanes.append(Lane(streams, {
+            self._free_states.append(PieceState(streams, {
                 i: self._make_axis(part.local.layout, streams)
                 for stage in self._stages.values()
                 for i, part in stage.parts
             }))  # fmt: skip
-        lane = self._lanes.pop()
-        lane.streams.begin(step, first, index)
-        return lane
+        piece = self._free_states.pop()
+        piece.streams.begin(step, first, index)
+        return piece
 
     def _walk(
-        self, stage: BoundStage, batch: Any, rows: GlobalRows, lane: "Lane",
+        self, stage: BoundStage, batch: Any, rows: GlobalRows, piece: "PieceState",
         arrived: Mapping[Border, Tensor], made: dict[Border, Tensor], turns: int,
     ) -> Generator[None, None, RankOutputs]:  # fmt: skip
         env: dict[Border, Tensor] = dict(zip(self._leaves, batches.leaves(batch), strict=True))
@@ -199,12 +199,12 @@ class Program:
             if data not in blocks:
                 blocks[data] = rows.ranges(data)[data_index]
             start, stop = blocks[data]
-            lane.at(index, part, stop - start)
+            piece.at(index, part, stop - start)
             for fetch in part.fetches:
                 x = env[fetch.made]
-                env[fetch.read] = yield from self._fetch(fetch, lane.axes[index], x, rows)
+                env[fetch.read] = yield from self._fetch(fetch, piece.axes[index], x, rows)
             inputs = [env[form] for form in part.reads]
-            results = yield from self._compute(index, part, lane, inputs, stop - start, turns)
+            results = yield from self._compute(index, part, piece, inputs, stop - start, turns)
             env.update(zip(part.results, results, strict=True))
             for form in part.dropped:
                 env.pop(form, None)
@@ -216,11 +216,11 @@ class Program:
         return RankOutputs(self.step.outputs, outputs, *covers, carry)
 
     def _compute(
-        self, index: int, part: BoundComponent, lane: "Lane", inputs: Sequence[Tensor], rows: int,
-        turns: int,
+        self, index: int, part: BoundComponent, piece: "PieceState", inputs: Sequence[Tensor],
+        rows: int, turns: int,
     ) -> Generator[None, None, Sequence[Tensor]]:  # fmt: skip
         """The results of a component for a block of `rows` rows."""
-        axis, leaves = lane.axes[index], any(x.requires_grad for x in inputs)
+        axis, leaves = piece.axes[index], any(x.requires_grad for x in inputs)
         if part.units:
             self.sharding.enter(index, turns)
             inputs = signal(inputs, partial(self.sharding.leave, index, turns))
@@ -233,7 +233,7 @@ class Program:
             tensors[place] = tensors[place].clone()
         walk = part.walk_of(rows)(axis, max(1, rows), *inputs, *tensors)
         if part.local.layout.recompute and torch.is_grad_enabled():
-            at = partial(lane.at, index, part, rows)
+            at = partial(piece.at, index, part, rows)
             walk = self._recomputation(part, axis, rows, inputs, tensors, at).watched(walk)
         results: Sequence[Tensor] = yield from walk
         for place in copied:
@@ -286,8 +286,8 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """What one micro-batch has of its own: random streams, an axis for each component."""
+class PieceState:
+    """What one piece has of its own: random streams, an axis for each component."""
 
     streams: RandomStreams
     axes: Mapping[int, GroupAxis]  # by place in the chain

@@ -9,14 +9,14 @@ from synchromesh.cost.step_time import (
     PlannedStep,
     StepTime,
     Unmeasured,
-    best_interleaving,
+    best_pieces,
     step_time,
 )
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
-from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.schedule import PIECES
 from synchromesh.values.size import readable
 
 
@@ -88,18 +88,18 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
 
 def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
     """Seconds, bytes on each device, whether it stays below the limits. Where a plan leaves
-    interleaving open it gets the better number, of those that fit if any does."""
+    pieces open it gets the better number, of those that fit if any does."""
     try:
         placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:
-            time = best_interleaving(placed, profile, (INTERLEAVED,))
+            time = best_pieces(placed, profile, (PIECES,))
         else:
             time = step_time(placed, profile, plan.pieces)
-        memory = peak_memories(placed, profile, time.interleaved)
+        memory = peak_memories(placed, profile, time.pieces)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     lack = _lack(partitions.problem, plan, memory)
-    if lack and plan.pieces is None and time.interleaved > 1:
+    if lack and plan.pieces is None and time.pieces > 1:
         alone = price(partitions, replace(plan, pieces=1), profile)
         if alone.fits:
             return replace(alone, plan=plan)
@@ -131,20 +131,20 @@ def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int
     return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
 
 
-def with_interleaving(candidate: Candidate, partitions: PartitionCache) -> Candidate:
-    """The candidate whose plan says the interleaving it was priced with, if several can be."""
+def with_pieces(candidate: Candidate, partitions: PartitionCache) -> Candidate:
+    """The candidate whose plan says the pieces it was priced with, if several can be."""
     plan = candidate.plan
     if candidate.time is None or plan.stages or not partitions.overlaps(plan):
         return candidate
-    return replace(candidate, plan=replace(plan, pieces=candidate.time.interleaved))
+    return replace(candidate, plan=replace(plan, pieces=candidate.time.pieces))
 
 
-def other_interleaving(candidate: Candidate, partitions: PartitionCache) -> Plan | None:
-    """The plan with the other number of interleaved micro-batches, where its rows suffice."""
+def other_pieces(candidate: Candidate, partitions: PartitionCache) -> Plan | None:
+    """The plan with the other number of pieces, where its rows suffice."""
     plan = candidate.plan
     if plan.pieces is None or candidate.time is None:
         return None
     placed = planned_step(partitions, plan)
     least = min(min(placed.blocks(c.layout)) for c in placed.partition.components)
-    other = 1 if plan.pieces > 1 else INTERLEAVED
+    other = 1 if plan.pieces > 1 else PIECES
     return replace(plan, pieces=other) if least >= other else None

@@ -23,7 +23,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.optimizer import coupled, refuse_unusable
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
-from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.schedule import PIECES
 
 T = TypeVar("T")
 Find = Callable[[], list[T]]
@@ -197,9 +197,9 @@ def program_rows(
     rows: int, layout: Layout, micro_batches: Collection[int] = (1,)
 ) -> tuple[int, ...]:
     """The rows at which a program is asked for, ascending: of a data block where global batches of
-    `rows` are cut into any of so many micro-batches, and of an interleaved part of the largest."""
+    `rows` are cut into any of so many micro-batches, and of a piece of the largest."""
     blocks = {-(-rows // (parts * layout.data)) for parts in micro_batches}
-    return tuple(sorted({*blocks, -(-max(blocks) // INTERLEAVED)}))
+    return tuple(sorted({*blocks, -(-max(blocks) // PIECES)}))
 
 
 class Facts(Protocol):

@@ -202,7 +202,7 @@ class _Planning:
             plan = Plan(LayoutSpec("data" if devices > 1 else "single"), micro_batches=m)
         time = StepTime(
             found.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
-            waited=0.0, interleaved=1,
+            waited=0.0, pieces=1,
         )  # fmt: skip
         idle = max(0.0, 1 - busy / (devices * found.seconds))
         return LayerCandidate(

@@ -37,7 +37,7 @@ class RandomStreams:
         return twin
 
     def begin(self, step: int, first: int = 0, index: int = 0) -> None:
-        """Names a micro-batch: `index` among those that are interleaved, counted from `first`."""
+        """Names a micro-batch: `index` among the pieces, counted from `first`."""
         before = mix(self._root, step)
         self._step, self._batch = mix(before, first + index), mix(before, first)
 

@@ -107,7 +107,7 @@ class StepWatch:
     All ranks call `ahead` before and `done` after each step, which has collectives where it looks
     at one. Such steps are special: no sample of what a step takes."""
 
-    DEFAULT_STEP = 20  # of a call: the choice of interleaving takes its first twelve
+    DEFAULT_STEP = 20  # of a call: the choice of pieces takes its first twelve
 
     def __init__(self, trainer: Trainer, first: int, last: int) -> None:
         self.trainer, self.first, self.last = trainer, first, last

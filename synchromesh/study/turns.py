@@ -26,7 +26,7 @@ class TurnTuning:
 
     warm_up         steps of a turn of warm-up
     warm_up_turns   at most, of a contestant that tries what is quicker until it has decided
-                    (engine/interleaving.py, adapt/trials.py: in its first 44 steps)
+                    (engine/pieces.py, adapt/trials.py: in its first 44 steps)
     rounds          of timed turns, at most
     shortest        steps that are timed in one of them, at least
     least           steps that are timed in all, at least

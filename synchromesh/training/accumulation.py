@@ -22,7 +22,7 @@ from synchromesh.programs.model import Model
 from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
-from synchromesh.values.schedule import INTERLEAVED, Action
+from synchromesh.values.schedule import PIECES, Action
 
 
 class Accumulation:
@@ -127,7 +127,7 @@ class Accumulation:
             self._send(sums)
             return {}
         execution, active = self._execution, self._execution.active
-        walk = PipelineWalk(micro, active.groups, steps, self._programs_run, apart=INTERLEAVED)
+        walk = PipelineWalk(micro, active.groups, steps, self._programs_run, apart=PIECES)
         complete = walk.last_backwards(active.plan.schedule)
         # ranks of other stages may need this one's backwards first
         late = self._world.blocking and len(micro) > 1
@@ -152,7 +152,7 @@ class Accumulation:
         )  # fmt: skip
         if late:
             self._send(sums)
-        self._programs_run += INTERLEAVED * len(micro)
+        self._programs_run += PIECES * len(micro)
         return walk.carry()
 
     def _add(self, result: RankOutputs, sums: Tensor, alone: bool) -> None:

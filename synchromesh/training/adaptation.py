@@ -52,13 +52,13 @@ class Adaptation:
         if observer is None:
             return None
         plan, planning = active.plan, self._execution.planning
-        overlap = self._execution.interleaving
+        pieces = self._execution.pieces
         if observer.resized(rows, planning.rows):
             planning.rows = rows
-        if rows == planning.rows and overlap.chosen is not None:
+        if rows == planning.rows and pieces.chosen is not None:
             observer.note(seconds, waited)
-        if overlap.possible and plan.pieces is None:
-            plan = replace(plan, pieces=overlap.chosen)  # as candidates are written
+        if pieces.possible and plan.pieces is None:
+            plan = replace(plan, pieces=pieces.chosen)  # as candidates are written
         run = LiveRun(planning.facts(active.step), plan, active.partition, self._switch)
         decision = observer.adapter.act(run, steps, to_come)
         if decision is not None and decision.measuring_seconds:

@@ -23,8 +23,8 @@ from synchromesh.engine.agreement import MODELS_DIFFER, Marks
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
-from synchromesh.engine.interleaving import Interleaving
 from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
+from synchromesh.engine.pieces import PieceCount
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
@@ -145,7 +145,7 @@ class Execution:
         self.programs = self._programs(new)
         self.sync = self._gradient_sync(new)
         turns = overlaps(new.step, new.partition) and new.plan.stage_count == 1
-        self.interleaving = Interleaving(self.world.everyone, turns, new.plan.pieces)
+        self.pieces = PieceCount(self.world.everyone, turns, new.plan.pieces)
         self._earlier.append(new)
         self._active = new
         return moved
@@ -287,7 +287,7 @@ class Execution:
     ) -> list[tuple[Any, GlobalRows]]:
         """The batch, in one part or cut so that computation and traffic overlap."""
         least = 0 if program.coupled or len(program.of) > 1 else min(rows.counts)
-        count = self.interleaving.micro_batches(least)
+        count = self.pieces.micro_batches(least)
         if count == 1:
             return [(filled, rows)]
         parts, start = [], 0
@@ -328,7 +328,7 @@ class Execution:
         self.carry.adopt(stored, saved.carry)
         self.unsettled_rows = 0
         if (saved.plan, saved.ranks) == (str(self.active.plan), self.world.size):
-            self.interleaving.resume(saved.overlap)
+            self.pieces.resume(saved.overlap)
         self.streams = RandomStreams(saved.seed, self.world.device)
         self.programs = self._programs(self.active)
 

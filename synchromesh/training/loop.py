@@ -148,7 +148,7 @@ class Stop:
 
 @dataclass
 class _Loop:
-    WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/interleaving.py)
+    WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/pieces.py)
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
 
     workload: Workload

@@ -95,9 +95,9 @@ class Trainer:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is tried any more (engine/interleaving.py, adapt/trials.py)."""
+        """Whether nothing is tried any more (engine/pieces.py, adapt/trials.py)."""
         trying = self.adapter is not None and self.adapter.trying
-        return not trying and self._execution.interleaving.chosen is not None
+        return not trying and self._execution.pieces.chosen is not None
 
     def predict(self) -> Candidate:
         """What a step takes under the current plan, composed of measurements of components and
@@ -149,7 +149,7 @@ class Trainer:
         value, rows = self._backward(batch, True, micro_batches)
         self.update()
         seconds = time.perf_counter() - began
-        self._execution.interleaving.add(seconds)
+        self._execution.pieces.add(seconds)
         waited = self.world.waited - waited
         self._report(self._adaptation.note(seconds, waited, rows, self.steps, self.steps_to_come))
         return value
@@ -334,7 +334,7 @@ class Trainer:
         execution = self._execution
         return TrainerState(
             self.steps, self.options.seed, str(self.plan), self.world.size,
-            execution.interleaving.to_dict(), self.state.optimizer_state.describe(), scheduler,
+            execution.pieces.to_dict(), self.state.optimizer_state.describe(), scheduler,
             cursors, execution.carry.rows, extra,
         ).to_dict()  # fmt: skip
 

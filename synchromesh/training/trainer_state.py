@@ -17,7 +17,7 @@ class TrainerState:
     """All of it checked, so that a trainer that adopts it does so entirely.
 
     plan, ranks   under which the run was saved
-    overlap       of the interleaving (engine/interleaving.py)
+    overlap       of the number of pieces (engine/pieces.py)
     optimizer     but for its tensors (`OptimizerState.describe`)
     scheduler     its state_dict; None where there was none
     cursors       of the trainer's loaders, in their order

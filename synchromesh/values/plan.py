@@ -54,7 +54,7 @@ class Plan(document.Document):
     synchronisation: str = EVERY_STEP
     rows: tuple[int, ...] | None = None  # None: equal shares
     ranks: tuple[int, ...] | None = None  # None: 0, 1, 2, ... all of them
-    pieces: int | None = None  # micro-batches to interleave; None: tried in the first steps
+    pieces: int | None = None  # that take turns; None: tried in the first steps
 
     def __post_init__(self) -> None:
         self._join_micro_batches()

@@ -11,7 +11,7 @@ bytes. One unit of time per action, a line per group:
             0F0 0F1 2F0 2F1 ... 2B0 ... 2B1 0B0 0B1        half the idle time, each action being
             ... 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1            half as long
 
-Micro-batches that take turns share one backward. Their forwards are cut into turns where a tensor
+Pieces of a micro-batch that take turns share one backward. Their forwards are cut into turns where a tensor
 is under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
 `2F0`. Autograd runs backward in the reverse order, turn by turn:
 
@@ -25,7 +25,7 @@ from itertools import accumulate, product
 from typing import Literal
 
 ActionKind = Literal["F", "B"]
-INTERLEAVED = 4  # micro-batches, where taking turns is tried: chosen, not measured against others
+PIECES = 4  # micro-batches, where taking turns is tried: chosen, not measured against others
 PIPELINES = ("1f1b", "gpipe", "interleaved")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Traffic, Unmeasured, best_interleaving, step_time
+from synchromesh.cost.step_time import Traffic, Unmeasured, best_pieces, step_time
 from synchromesh.trace.partition.local import Input, Output
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
@@ -189,7 +189,7 @@ def test_a_message_is_as_long_as_the_most_that_a_rank_sends_or_receives() -> Non
 
 def test_stages_do_not_interleave() -> None:
     planned = chained([at(0), at(1)], "@micro_batches=2", rows=64)
-    assert best_interleaving(planned, told(planned), (4,)).interleaved == 1
+    assert best_pieces(planned, told(planned), (4,)).pieces == 1
 
 
 def test_micro_batches_of_one_stage_are_accumulated() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.gradients import GroupGradients
-from synchromesh.cost.planned_step import Portion, Transmit, turns_of, walked
-from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_interleaving, step_time
+from synchromesh.cost.planned_step import ComputeShare, Transmit, turns_of, walked
+from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_pieces, step_time
 from synchromesh.engine import program
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.programs.batch_norm import BatchNormPolicy
@@ -170,10 +170,10 @@ def test_best_interleaving_asks_for_enough_rows() -> None:
         link: Curve(((4.0, seconds),)) for link, seconds in zip(LINKS, (1.0, 2.0), strict=True)
     }
     told = Profile(2, {key: Compute((row,), (row,), cast(Any, None))}, links)
-    assert best_interleaving(planned, told, (4,)).interleaved == 4
-    assert best_interleaving(planned, told, (8,)).interleaved == 1
-    assert best_interleaving(replace(planned, overlaps=False), told, (4,)).interleaved == 1
-    assert best_interleaving(replace(planned, rows=3), told, (4,)).interleaved == 1
+    assert best_pieces(planned, told, (4,)).pieces == 4
+    assert best_pieces(planned, told, (8,)).pieces == 1
+    assert best_pieces(replace(planned, overlaps=False), told, (4,)).pieces == 1
+    assert best_pieces(replace(planned, rows=3), told, (4,)).pieces == 1
 
 
 def test_what_was_not_measured_has_a_name() -> None:
@@ -365,7 +365,7 @@ def test_runs_are_shares_of_a_component() -> None:
     shares: dict[int, float] = {}
     for turn in turns_of(planned.partition.components):
         for item in turn:
-            if isinstance(item, Portion):
+            if isinstance(item, ComputeShare):
                 shares[item.component] = shares.get(item.component, 0.0) + item.share
     count = len(planned.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))

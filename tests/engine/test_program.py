@@ -1,4 +1,4 @@
-"""A program on one rank: the model's loss and gradients, micro-batches in turns, lanes."""
+"""A program on one rank: the model's loss and gradients, micro-batches in turns, states."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,10 +66,10 @@ def test_a_lane_is_free_after_the_backward() -> None:
     batch = family("odd_mlp")[2](ROWS, dtype=torch.float64)
     rows = GlobalRows((ROWS,), Plan.parse("data"))
     first = program.run([(batch, rows)], 0)
-    (lane,) = first.lanes
-    assert program.run([(batch, rows)], 0).lanes != [lane], "it is in use"
+    (piece,) = first.states
+    assert program.run([(batch, rows)], 0).states != [piece], "it is in use"
     program.end(first)
-    assert not first.lanes and program.run([(batch, rows)], 0).lanes == [lane]
+    assert not first.states and program.run([(batch, rows)], 0).states == [piece]
 
 
 def test_first_users_are_in_the_order_of_the_chain() -> None:

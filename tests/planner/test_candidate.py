@@ -7,15 +7,15 @@ import pytest
 from synchromesh.cost.step_time import step_time
 from synchromesh.planner.candidate import (
     Candidate,
-    other_interleaving,
+    other_pieces,
     planned_step,
     price,
-    with_interleaving,
+    with_pieces,
 )
 from synchromesh.planner.problem import Headroom, PartitionCache, PlanningProblem
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
-from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.schedule import PIECES
 from tests.cost.plans import flat
 from tests.models import traced
 
@@ -44,23 +44,19 @@ def test_pieces_are_as_the_plan_says_or_the_better() -> None:
     free = price(PARTITIONS, Plan.parse("tensor"), told)
     assert free.seconds == min(seconds.values())
     assert free.time is not None
-    written = replace(free.plan, pieces=free.time.interleaved)
-    assert with_interleaving(free, PARTITIONS).plan == written
+    written = replace(free.plan, pieces=free.time.pieces)
+    assert with_pieces(free, PARTITIONS).plan == written
     single = price(PARTITIONS, Plan.parse("single"), profile("single"))
-    assert with_interleaving(single, PARTITIONS) == single, (
-        "nothing is sent that pieces could hide"
-    )
+    assert with_pieces(single, PARTITIONS) == single, "nothing is sent that pieces could hide"
 
 
 def test_the_other_number_of_pieces_is_a_plan_where_rows_suffice() -> None:
     told = profile("tensor")
-    one, four = (
-        price(PARTITIONS, Plan.parse(f"tensor; @pieces={n}"), told) for n in (1, INTERLEAVED)
-    )
-    assert other_interleaving(four, PARTITIONS) == one.plan
+    one, four = (price(PARTITIONS, Plan.parse(f"tensor; @pieces={n}"), told) for n in (1, PIECES))
+    assert other_pieces(four, PARTITIONS) == one.plan
     rows = PARTITIONS.problem.rows  # of each rank under `tensor`
-    assert other_interleaving(one, PARTITIONS) == (four.plan if rows >= INTERLEAVED else None)
-    assert other_interleaving(price(PARTITIONS, Plan.parse("tensor"), told), PARTITIONS) is None
+    assert other_pieces(one, PARTITIONS) == (four.plan if rows >= PIECES else None)
+    assert other_pieces(price(PARTITIONS, Plan.parse("tensor"), told), PARTITIONS) is None
 
 
 def test_stages_are_priced_by_their_schedule() -> None:
@@ -74,7 +70,7 @@ def test_stages_are_priced_by_their_schedule() -> None:
     halves = len(names) // 2, len(names) - len(names) // 2
     assert found[0].seconds == pytest.approx(3 * len(names))
     assert found[1].seconds == pytest.approx(3 * (sum(halves) + 3 * max(halves)))
-    assert with_interleaving(found[1], PARTITIONS) == found[1]
+    assert with_pieces(found[1], PARTITIONS) == found[1]
 
 
 def test_what_cannot_be_priced_says_why() -> None:

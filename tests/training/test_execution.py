@@ -46,7 +46,7 @@ DONE: tuple[tuple[Any, str], ...] = (
     (Execution, "_sharding"),
     (Execution, "_programs"),
     (Execution, "_gradient_sync"),
-    (execution, "Interleaving"),
+    (execution, "PieceCount"),
 )
 BATCH = (torch.arange(48.0).reshape(8, 6).sin().double(), torch.arange(8) % 4)
 

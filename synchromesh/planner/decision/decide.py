@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from math import ceil, inf
 
 from synchromesh.cost.step_time import Unmeasured
-from synchromesh.planner.candidate import Candidate, other_interleaving, price, with_interleaving
+from synchromesh.planner.candidate import Candidate, other_pieces, price, with_pieces
 from synchromesh.planner.chain.assemble import AS_IS, ChainSearch
 from synchromesh.planner.chain.links import crossings
 from synchromesh.planner.chain.problem import ChainPlan
@@ -192,8 +192,8 @@ class _Decision:
         """All candidates, the chosen one first; of plans on some ranks those that have a price."""
         guessed = [p for p in self.wider if p.ranks is not None]
         made = [c for c in self.candidates if c.time is not None or c.plan not in guessed]
-        made = [with_interleaving(c, self.partitions) for c in (*made, *given)]
-        if other := other_interleaving(decided(made)[0], self.partitions):  # for adapt/trials.py
+        made = [with_pieces(c, self.partitions) for c in (*made, *given)]
+        if other := other_pieces(decided(made)[0], self.partitions):  # for adapt/trials.py
             made += self.priced([other])
         return decided([*{c.plan: c for c in made}.values(), *refused(self.problem)])
 

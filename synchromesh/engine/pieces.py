@@ -1,38 +1,38 @@
-"""Interleaving: how many micro-batches of a step take turns, tried in the first steps, then kept.
+"""Pieces: how many a micro-batch is cut into, which take turns; tried in the first steps, then kept.
 
-More micro-batches hide communication behind computation, and make every operator and message
+More of them hide communication behind computation, and make every operator and message
 smaller. Which is quicker depends on links and devices, so both are timed in alternation, in blocks
 of three steps of which the first is not counted:
 
     step            1 2 3 | 4 5 6 | 7 8 9 | 10 11 12 | 13 ...
-    micro-batches   1 1 1 | 4 4 4 | 4 4 4 |  1  1  1 | the quicker"""
+    pieces          1 1 1 | 4 4 4 | 4 4 4 |  1  1  1 | the quicker"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from synchromesh.engine.groups import Group
-from synchromesh.values.schedule import INTERLEAVED
+from synchromesh.values.schedule import PIECES
 
 
 @dataclass(frozen=True)
 class Trial:
     """The steps of the trial; both numbers were chosen, not measured."""
 
-    order: tuple[int, ...] = (1, INTERLEAVED, INTERLEAVED, 1)  # micro-batches of each block
+    order: tuple[int, ...] = (1, PIECES, PIECES, 1)  # pieces in each block
     block: int = 3  # steps, of which the first is not counted
 
 
 TRIAL = Trial()
 
 
-class Interleaving:
+class PieceCount:
     """`micro_batches(least)` for the step at hand; `add(seconds)` after it.
 
     All ranks call alike."""
 
     def __init__(self, everyone: Group, possible: bool, chosen: int | None = None) -> None:
-        """possible: whether the step may be interleaved. chosen: the number; none: it is tried."""
+        """possible: whether there may be pieces. chosen: the number; none: it is tried."""
         self.everyone, self.possible = everyone, possible
         self.chosen = chosen if possible else 1
         self._times: dict[int, list[float]] = {n: [] for n in TRIAL.order}
@@ -70,6 +70,6 @@ class Interleaving:
     def _decide(self) -> None:
         """Keeps what is quicker on the slowest rank; an idle rank has measured nothing."""
         medians = {n: median(times) for n, times in self._times.items() if times}
-        gathered = self.everyone.all_gather_json([medians.get(n) for n in (1, INTERLEAVED)])
+        gathered = self.everyone.all_gather_json([medians.get(n) for n in (1, PIECES)])
         slowest = [max(filter(None, times), default=0.0) for times in zip(*gathered, strict=True)]
-        self.chosen = INTERLEAVED if 0.0 < slowest[1] < slowest[0] else 1
+        self.chosen = PIECES if 0.0 < slowest[1] < slowest[0] else 1

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from synchromesh.engine.interleaving import TRIAL, Interleaving
+from synchromesh.engine.pieces import TRIAL, PieceCount
 from synchromesh.programs.walk import run_forwards
 from synchromesh.training.prepare import prepare
-from synchromesh.values.schedule import INTERLEAVED, taking_turns
+from synchromesh.values.schedule import PIECES, taking_turns
 from tests.ranks import run
 from tests.traces import shared
 from tests.training.test_trainer import alone, build, largest, mixed
@@ -37,31 +37,29 @@ class Alone:
         return [value]
 
 
-@pytest.mark.parametrize(("many", "kept"), [(0.5, INTERLEAVED), (2.0, 1)])
+@pytest.mark.parametrize(("many", "kept"), [(0.5, PIECES), (2.0, 1)])
 def test_the_quicker_way_is_kept(many: float, kept: int) -> None:
-    interleaving = Interleaving(Alone(), possible=True)  # type: ignore[arg-type]
+    interleaving = PieceCount(Alone(), possible=True)  # type: ignore[arg-type]
     used = []
     for step in range(TRIAL.block * len(TRIAL.order) + 2):
         used.append(interleaving.micro_batches(least=8))
         first = step % TRIAL.block == 0
-        interleaving.add(100.0 if first else many if used[-1] == INTERLEAVED else 1.0)
+        interleaving.add(100.0 if first else many if used[-1] == PIECES else 1.0)
     assert used == [n for n in TRIAL.order for _ in range(TRIAL.block)] + [kept, kept]
 
 
 def test_few_rows_and_programs_without_traffic_are_one_micro_batch() -> None:
     alone: Any = Alone()
-    assert Interleaving(alone, possible=False).micro_batches(100) == 1
-    given = Interleaving(alone, possible=True, chosen=INTERLEAVED)
-    assert given.micro_batches(INTERLEAVED - 1) == 1
+    assert PieceCount(alone, possible=False).micro_batches(100) == 1
+    given = PieceCount(alone, possible=True, chosen=PIECES)
+    assert given.micro_batches(PIECES - 1) == 1
 
 
 def in_micro_batches(family: str, plan: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     model, loss, batches = build(family)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = prepare(model, optimizer, loss, batches[0], plan)
-    assert trainer._execution.interleaving.chosen == INTERLEAVED, (
-        "as the plan says: nothing is tried"
-    )
+    assert trainer._execution.pieces.chosen == PIECES, "as the plan says: nothing is tried"
     losses = [trainer.step(trainer.shard(batch)).item() for batch in batches]
     state = trainer.state_dict()
     trainer.close()
@@ -72,7 +70,7 @@ def in_micro_batches(family: str, plan: str) -> tuple[list[float], dict[str, tor
 def test_micro_batches_compute_what_the_whole_batch_does(family: str) -> None:
     losses, _, state = alone(family)
     model, loss, (batch, *_) = build(family)
-    plans = [f"{p}; @pieces={INTERLEAVED}" for p in ("tensor", "hybrid:tensor=2", mixed(family))]
+    plans = [f"{p}; @pieces={PIECES}" for p in ("tensor", "hybrid:tensor=2", mixed(family))]
     with shared(family, model, loss, batch, *plans, ranks=4):
         answers = [
             run(4 if "tensor=2" in plan else 2, in_micro_batches, family, plan) for plan in plans
