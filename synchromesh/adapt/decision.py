@@ -104,6 +104,7 @@ class History:
     awaited: int | None = None
 
     def add(self, decision: Decision) -> Decision:
+        """Notes it; a switch's effect is awaited from now on."""
         if decision.switched:
             self.awaited = len(self.decisions)
         self.decisions.append(decision)

@@ -91,6 +91,7 @@ class Sheets:
 
 @cache
 def sheets() -> Sheets:
+    """The bundled ones, read once."""
     folder = resources.files(__package__)
     texts = {name: (folder / name).read_text("utf-8") for name in ("devices.yaml", "links.yaml")}
     return parse(*texts.values())

@@ -32,6 +32,7 @@ class OptimizerState:
         return {k: v for k, v in self._tensors(name) if v.shape == self.model.local(name).shape}
 
     def whole(self, name: str) -> dict[str, Tensor]:
+        """What is neither that nor a number: equal on all ranks that have a part."""
         shape = self.model.local(name).shape
         return {k: v for k, v in self._tensors(name) if v.shape != shape and v.numel() != 1}
 

@@ -1,4 +1,4 @@
-"""Pieces: how many a micro-batch is cut into, which take turns; tried in the first steps, then kept.
+"""Pieces of a micro-batch, which take turns: their number is tried in the first steps, then kept.
 
 More of them hide communication behind computation, and make every operator and message
 smaller. Which is quicker depends on links and devices, so both are timed in alternation, in blocks

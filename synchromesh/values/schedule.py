@@ -11,8 +11,8 @@ bytes. One unit of time per action, a line per group:
             0F0 0F1 2F0 2F1 ... 2B0 ... 2B1 0B0 0B1        half the idle time, each action being
             ... 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1            half as long
 
-Pieces of a micro-batch that take turns share one backward. Their forwards are cut into turns where a tensor
-is under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
+Pieces that take turns share one backward. Their forwards are cut into turns where a tensor is
+under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
 `2F0`. Autograd runs backward in the reverse order, turn by turn:
 
     taking_turns(2, turns=2)   F0.0 F1.0 F0.1 F1.1 B1.1 B0.1 B1.0 B0.0"""
