@@ -38,23 +38,34 @@ def read_once(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class Workload:
-    """A training job without its plan. carry: of a recurrent model, rows -> the carry at the
-    beginning of streams, a tensor or a tuple or dict of tensors whose dim 0 is rows. Then
-    loss(model, batch, carry) -> (loss, carry), metric(model, batch, carry) -> ({name: sum},
-    carry), and each row of a batch is a stream of items that follow each other."""
+    """A training job without its plan.
+
+    model        () -> nn.Module
+    loss         (model, batch) -> scalar, the mean over the batch's rows, or (sum, weight)
+    optimizer    (parameters) -> torch.optim.Optimizer
+    train_data   map-style data set, or an iterable one, a stream
+    batch_size   rows of a global batch
+    metric       (model, batch) -> {name: sum over the rows}; the first name decides what is `best`
+    scheduler    (optimizer) -> LR scheduler, stepped once per update
+    collate      (list of items) -> batch; None: torch's default
+    loading      further arguments of `Trainer.loader`, as {"num_workers": 4}
+    carry        of a recurrent model: rows -> the carry at the beginning of streams, a tensor or a
+                 tuple or dict of tensors whose dim 0 is rows. Then loss(model, batch, carry) ->
+                 (loss, carry), metric(model, batch, carry) -> ({name: sum}, carry), and the items
+                 of a data set follow each other: each row of a batch is a stream of them"""
 
     model: Callable[[], nn.Module]
-    loss: Loss  # (model, batch) -> scalar, the mean over the batch's rows, or (sum, weight)
+    loss: Loss
     optimizer: Callable[[Parameters], torch.optim.Optimizer]
-    train_data: Data  # map-style data set, or an iterable one, a stream
-    batch_size: int  # rows of a global batch
+    train_data: Data
+    batch_size: int
     valid_data: Data | None = None
-    metric: Metric | None = None  # {name: sum over the rows}; the first one decides `best`
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None  # stepped once per update
-    collate: Callable[[list[Any]], Any] | None = None  # list of items -> batch; None: torch's
+    metric: Metric | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
     epochs: int = 1
     name: str | None = None
-    loading: Mapping[str, Any] = field(default_factory=dict)  # arguments of `Trainer.loader`
+    loading: Mapping[str, Any] = field(default_factory=dict)
     carry: Callable[[int], Any] | None = None
 
     def __post_init__(self) -> None:
