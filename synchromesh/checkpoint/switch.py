@@ -56,7 +56,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """Seconds of pause; bytes that all ranks sent, and the most that one sent or received."""
+    """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
+    of them sent or received."""
 
     seconds: float
     bytes: int

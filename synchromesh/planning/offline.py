@@ -53,10 +53,12 @@ class Planned:
 
     @property
     def components(self) -> tuple[RunnerUp, ...]:
+        """Each component's layout and runner-up, where they were asked for."""
         return self.choice.components
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
+        """All that were considered, the chosen one first."""
         return self.choice.candidates
 
     @property
@@ -74,6 +76,7 @@ class Planned:
         return "\n".join([*out, self.refusal] if self.refusal else out)
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON form; its keys are interface."""
         facts = self.choice.profile
         return {
             **self.choice.to_dict(),

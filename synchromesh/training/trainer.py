@@ -70,18 +70,22 @@ class Trainer:
 
     @property
     def rank(self) -> int:
+        """This process among all."""
         return self.world.rank
 
     @property
     def plan(self) -> Plan:
+        """The plan in force."""
         return self._execution.active.plan
 
     @property
     def traced(self) -> Step:
+        """The trace of the training step."""
         return self._execution.active.step
 
     @property
     def partition(self) -> Partition:
+        """The trace under the plan in force."""
         return self._execution.active.partition
 
     @property
@@ -91,6 +95,7 @@ class Trainer:
 
     @property
     def adapter(self) -> Adapter | None:
+        """What may change the plan while training runs; None without `adapt`."""
         return self._adaptation.adapter
 
     @property
@@ -110,12 +115,14 @@ class Trainer:
         return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
-        """How `auto` found the plan, with components' next best layouts; on this rank alone."""
+        """How the plan was found, where it was `auto`, with what each component's next best layout
+        would cost. On this rank alone: no other need call."""
         return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
-        why and what came of it). Measures what is not known first; all ranks call alike."""
+        why and what came of it). Measures model and links first, where that has not been done; all
+        ranks call alike."""
         self._check_method("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
@@ -125,6 +132,7 @@ class Trainer:
 
     @property
     def decisions(self) -> list[Decision]:
+        """What the adapter has decided so far; none where it was not asked for."""
         return [] if self.adapter is None else self.adapter.decisions
 
     # Training
@@ -138,7 +146,8 @@ class Trainer:
         return self._execution.active.own_rows(rows)
 
     def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
-        """Forward, backward, synchronise, update of this rank's rows; the global mean loss (0-d).
+        """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
+        loss (0-d).
 
         micro_batches: into how many parts each rank cuts its rows to save memory; gradients
         accumulate. ValueError where rows depend on each other."""
@@ -162,7 +171,8 @@ class Trainer:
         """Forward and backward of this rank's rows; gradients add up until `update`.
 
         last: whether the accumulation ends here (gradients are summed over ranks then). Returns
-        the global mean loss since the last update. A carry goes on with every call."""
+        the global mean loss of everything since the last update. A carry goes on with every call.
+        """
         return self._backward(batch, last, 1)[0]
 
     def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
@@ -210,16 +220,19 @@ class Trainer:
         self._accumulation = Accumulation(self._execution)
 
     def forget_carry(self) -> None:
-        """The next batch begins new streams, as an epoch's first of `loader` does."""
+        """The next batch of a recurrent model begins new streams, as the first one of an epoch of
+        `loader` does by itself; all ranks call alike."""
         self._execution.carry.forget()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients to a global norm of at most `max_norm`; the norm before (0-d)."""
+        """Scales gradients so that their global norm is at most `max_norm`; returns the norm
+        before (0-d)."""
         self._accumulation.require_last("clip")
         return clip_norm(self.state.copies(), self.world.everyone, max_norm)
 
     def update(self) -> None:
-        """The steps of optimizer and scheduler. Gradients stay until the next backward begins."""
+        """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
+        stay until the next backward begins."""
         self._accumulation.require_last("update")
         self.optimizer.step()
         if self.scheduler is not None:
@@ -260,7 +273,8 @@ class Trainer:
     # Plans and state
 
     def switch(self, plan: Plan | str) -> Moved:
-        """Shifts to another plan between two steps; all state moves over the network."""
+        """Shifts to another plan between two steps; parameters, optimizer state and buffers move
+        over the network."""
         began = time.perf_counter()
         self._check_method("switch")
         self._accumulation.require_none("switch")
@@ -285,10 +299,12 @@ class Trainer:
         return self.state.state_dict()
 
     def parameters(self) -> dict[str, Tensor]:
+        """This rank's shards of the parameters by name."""
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients by name; zeros where a trained one has none."""
+        """This rank's shards of the gradients by name (zeros where a trained parameter has
+        none)."""
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad
             for n, p in self.model.parameters.items()
@@ -303,10 +319,12 @@ class Trainer:
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of `local`, shards like the parameters of these names, complete."""
+        """Each tensor of `local`, shards that lie like the parameters of the same name, complete
+        on every rank."""
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:
+        """One number of every rank."""
         return [*map(int, self.world.everyone.all_gather_json(number))]
 
     def parameter_bytes(self) -> int:
@@ -316,7 +334,8 @@ class Trainer:
         return sum(p.numel() * p.element_size() for p in local)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Writes a checkpoint that any plan on any devices resumes; a crash leaves the old one."""
+        """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
+        the old one."""
         self._check_method("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
@@ -347,7 +366,8 @@ class Trainer:
     def resume(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint of any plan; returns what `save` was given as `extra`.
 
-        CheckpointError, with nothing changed, for one that is damaged or of another model."""
+        CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
+        changed then."""
         self._check_method("resume")
         saved = TrainerState.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)

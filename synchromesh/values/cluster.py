@@ -83,10 +83,11 @@ ANY = "*"  # the ends of a link that stands for every pair not listed
 
 @dataclass(frozen=True)
 class Cluster(document.Document):
-    """Hosts and links with where the figures come from. inside, network: the link between the
-    devices of a host, and between two hosts, for those that `links` leaves out; their own ends are
-    `ANY`. Links are kept in order and without those that say what `inside` and `network` say, so
-    that equal clusters compare equal."""
+    """Hosts and links with where the figures come from.
+
+    inside, network: the link between the devices of a host, and between two hosts, for those that
+    `links` leaves out; their own ends are `ANY`. Links are kept in order and without those that
+    say what `inside` and `network` say, so that equal clusters compare equal."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -167,6 +168,7 @@ class Cluster(document.Document):
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cluster") -> "Cluster":
+        """The cluster that `to_dict` described. ValueError with the path and key at fault."""
         keys = tuple(f.name for f in fields(cls))
         item = document.mapping(value, name, keys, ("name", "hosts"))
         hosts = enumerate(document.sequence(item["hosts"], f"{name}: hosts"))

@@ -60,7 +60,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Component:
-    """A named part of the step; `structure` is a key that equal structures share."""
+    """A named part of the step: its parameters and buffers, and a key that equal structures
+    share."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -84,7 +85,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Chain:
-    """The components of a training step in the order in which they run, and every edge."""
+    """The components of a training step in the order in which they run, and every edge between
+    them."""
 
     components: tuple[Component, ...]
     edges: tuple[Edge, ...] = ()

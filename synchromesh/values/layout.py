@@ -20,7 +20,8 @@ STATES: tuple[ShardStates, ...] = get_args(ShardStates)
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees; states sharded over data ranks; recomputation; the stage's first position."""
+    """Degrees of data and tensor parallelism; states sharded over data ranks; recomputation; the
+    first position of the stage."""
 
     data: int = 1
     tensor: int = 1

@@ -152,10 +152,12 @@ class Plan(document.Document):
 
     @property
     def automatic(self) -> bool:
+        """Whether the planner is to find the plan: `auto` alone."""
         return self == Plan(LayoutSpec("auto"))
 
     @property
     def specs(self) -> tuple[LayoutSpec, ...]:
+        """Every layout that the plan states: the default, then the overrides'."""
         return self.default, *(o.spec for o in self.overrides)
 
     @property
@@ -295,7 +297,8 @@ class Plan(document.Document):
         return tuple(pairwise(ends))
 
     def check_components(self, count: int, why: str = "") -> None:
-        """ValueError where `count` components are fewer than the stages; why: the reason."""
+        """ValueError where a model of `count` components has fewer than there are stages; why:
+        the reason for so few."""
         if self.stage_count > count:
             raise ValueError(
                 f"{self.default}: {self.stage_count} stages, but the model has {count} "
