@@ -11,7 +11,7 @@ from torch import nn
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.optimizer_state import OptimizerState
 from synchromesh.engine.gradients import GradientSync
-from synchromesh.planning.session import PlanningSession
+from synchromesh.planning.live import LivePlanning
 from synchromesh.training import active_plan, execution
 from synchromesh.training.active_plan import PlanCheck
 from synchromesh.training.execution import Execution
@@ -33,7 +33,7 @@ ASKED: tuple[tuple[Any, str], ...] = (
     (active_plan, "check_optimizer"),
     (OptimizerState, "refuse_pieces"),
     (PlanCheck, "_agreed_mark"),
-    (PlanningSession, "check_held"),
+    (LivePlanning, "check_held"),
     (Notices, "partitioned"),
     (Notices, "undivided"),
     (active_plan, "PlanGroups"),
