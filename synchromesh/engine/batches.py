@@ -107,7 +107,7 @@ def with_stand_in(
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
 
-    def lent(x: Any) -> Any:
+    def stand_in(x: Any) -> Any:
         if not (isinstance(x, Tensor) and x.dim()):
             return x
         if position == source:
@@ -117,7 +117,7 @@ def with_stand_in(
             receives.append((source, x))
         return x
 
-    batch = pytree.tree_map(lent, batch)
+    batch = pytree.tree_map(stand_in, batch)
     with group.world.ledger.paused():  # no traffic of a step: no plan foresees it
         group.exchange(sends, receives)
     return batch
