@@ -24,6 +24,7 @@ import torch
 
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values import buckets
+from synchromesh.values.schedule import PIPELINES
 from synchromesh.verify.verify import verify
 from tests.bucket_sizes import SEVERAL
 from tests.models import FAMILIES, UNEVEN
@@ -57,7 +58,7 @@ def stage_cases() -> Iterator[tuple[str, int, str, tuple[Any, ...]]]:
     pairs = ["0-1", "2-3"]
     for family in FAMILIES:
         yield family, 4, "2 stages of 2x1", (pairs, "1f1b", 4, "data")
-    schedules = [*product((2, 4), ("gpipe", "1f1b")), (4, "interleaved")]
+    schedules = [pair for pair in product((2, 4), PIPELINES) if pair != (2, "interleaved")]
     for family in ("gpt2", "unet", "resnet_basic"):
         for (count, schedule), m in product(schedules, (1, 4, 7)):
             groups = [str(g) for g in range(2 if schedule == "interleaved" else count)]
