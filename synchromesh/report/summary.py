@@ -134,8 +134,8 @@ def _quartiles(group: RunGroup) -> str:
 def _beyond_ideal(comparison: RunComparison, group: RunGroup) -> float | None:
     if group.first.devices == 1:
         return None
-    found = overhead(group, comparison.one_device, comparison.weak)
-    return None if found is None else found.total
+    parts = overhead(group, comparison.one_device, comparison.weak)
+    return None if parts is None else parts.total
 
 
 def _utilisation(comparison: RunComparison) -> str:
