@@ -46,11 +46,6 @@ def peak(run: RunResult) -> int | None:
     return max((device.total for device in run.peak_memory_bytes), default=None)
 
 
-def _highest(run: RunResult) -> int:
-    """Bytes that are drawn of it: measured, or predicted."""
-    return max(peak(run) or 0, run.predicted_peak_bytes or 0)
-
-
 def _measured(group: RunGroup) -> RunResult | None:
     return next((run for run in group.done if run.peak_memory_bytes), None)
 
@@ -65,7 +60,7 @@ def _rows(run: RunResult) -> Iterator[tuple[str, ...]]:
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
     measured = [device for run in shown for device in run.peak_memory_bytes]
     used = [fill for kind, fill in MEMORY.items() if any(getattr(d, kind) for d in measured)]
-    most = max(map(_highest, shown)) * 1.05 or 1
+    most = max(max(peak(run) or 0, run.predicted_peak_bytes or 0) for run in shown) * 1.05 or 1
     panels = [_panel(run, several=len(shown) > 1) for run in shown]
     return PANELS.draw(width, used, panels, most, _ticks(most))
 
@@ -80,7 +75,7 @@ def _panel(run: RunResult, several: bool) -> ColumnPanel:
     """A stack for each device, a line at what was predicted; of few devices as narrow as of 4."""
     count, predicted = len(run.peak_memory_bytes), run.predicted_peak_bytes
     stacks = [
-        (i, {fill: getattr(device, kind) for kind, fill in MEMORY.items()})
+        (i, [(fill, getattr(device, kind)) for kind, fill in MEMORY.items()])
         for i, device in enumerate(run.peak_memory_bytes)
     ]
     title = run.strategy + ", alone" * (several and run.devices == 1)

@@ -10,6 +10,8 @@ from synchromesh.report.numbers import devices, seconds
 from synchromesh.report.palette import INKS, Fill, StrategyMark
 from synchromesh.results.groups import RunGroup
 
+Stack = tuple[float, Iterable[tuple[Fill, float]]]  # its place, its parts from 0 on
+
 
 @dataclass(frozen=True)
 class RowPanels:
@@ -94,21 +96,15 @@ def bars(
 def _panel(axes: Any, bars: Sequence[Bar], marks: Mapping[str, StrategyMark], most: float) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_color(INKS["muted"].paint)
-    pieces: dict[Fill, list[Box]] = {}
     ends: list[Box] = []
     for y, bar in enumerate(bars):
-        start = 0.0
-        for fill, value in bar.parts:
-            pieces.setdefault(fill, []).append((start, start + value, y - 0.31, y + 0.31))
-            start += value
         if bar.whiskers:
             ends.append((*bar.whiskers, y, y))
             ends += [(end, end, y - 0.14, y + 0.14) for end in bar.whiskers]
         mark = marks[bar.strategy]
         outside = -9 * most / axes.get_window_extent().width
         axes.plot(outside, y, mark.marker, clip_on=False, **drawing.marker(mark))
-    for fill, places in pieces.items():
-        drawing.boxes(axes, fill, places)
+    stacked(axes, ((y, bar.parts) for y, bar in enumerate(bars)), 0.31, lying=True)
     drawing.lines(axes, ends, linewidth=1.2)
 
 
@@ -117,7 +113,7 @@ class ColumnPanel:
     """Stacks of parts at places of an axis, names below, lines across. end: of it, in places."""
 
     title: str
-    stacks: Sequence[tuple[int, Mapping[Fill, float]]]
+    stacks: Sequence[Stack]
     names: Mapping[int, str]
     lines: Sequence[Box]
     end: int
@@ -166,15 +162,17 @@ class ColumnPanels:
         return sheet
 
 
-def stacked(axes: Any, stacks: Iterable[tuple[float, Mapping[Fill, float]]], half: float) -> None:
-    """Stacks at some places, half of whose width is `half`, of parts one above the other."""
+def stacked(axes: Any, stacks: Iterable[Stack], half: float, lying: bool = False) -> None:
+    """Stacks, half of whose width is `half`, of parts one above the other, or, `lying`, beside."""
     places: dict[Fill, list[Box]] = {}
     for x, parts in stacks:
-        bottom = 0.0
-        for fill, value in parts.items():
+        end = 0.0
+        for fill, value in parts:
             if value > 0:
-                places.setdefault(fill, []).append((x - half, x + half, bottom, bottom + value))
-                bottom += value
+                ends = (x - half, x + half), (end, end + value)
+                (a, b), (c, d) = reversed(ends) if lying else ends
+                places.setdefault(fill, []).append((a, b, c, d))
+                end += value
     for fill, of_fill in places.items():
         drawing.boxes(axes, fill, of_fill)
 

@@ -116,6 +116,6 @@ def _columns(width: int, several: list[tuple[RunGroup, Overhead]]) -> Drawing:
     return PANELS.draw(width, LEGEND, panels, most)
 
 
-def _stack(parts: Overhead) -> dict[Fill, float]:
+def _stack(parts: Overhead) -> list[tuple[Fill, float]]:
     start = min(parts.ideal, parts.step - parts.transfer - parts.waiting)
-    return dict(zip(LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True))
+    return list(zip(LEGEND, (start, parts.transfer, parts.waiting, parts.other), strict=True))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from synchromesh.report.drawing import SIZES, Drawing, filled, fitted, width_of
+from synchromesh.report.drawing import SIZES, Box, Drawing, filled, fitted, lines, width_of
 from synchromesh.report.figure import PageFigure, PageTable, Subject
 from synchromesh.report.numbers import NONE, devices, joined, listed, seconds, size
 from synchromesh.report.palette import INKS, LAYOUTS, Fill, layout_fill
@@ -175,11 +175,9 @@ def _model(sheet: Drawing, axes: Any, model: Components, y: float) -> None:
     _field(axes, 0, y, sheet.width, facecolor=INKS["grid"].paint)
     x = 0.0
     for component, wide in zip(model, widths, strict=True):
-        name = component.name
-        if wide < width_of(name) + 8:
-            name = name.rpartition(".")[2]
-        if width_of(name) + 8 <= wide:
-            sheet.text(x + wide / 2, y + 16, name, ha="center")
+        names = (component.name, component.name.rpartition(".")[2])
+        name = next((name for name in names if width_of(name) + 8 <= wide), "")
+        sheet.text(x + wide / 2, y + 16, name, ha="center")
         x += wide
     _borders(axes, widths, y)
 
@@ -221,12 +219,10 @@ def _box(x: float, y: float, wide: float, tall: float) -> Any:
 
 
 def _borders(axes: Any, widths: list[float], y: float, start: float = 0.0) -> None:
-    """Lines between components, as one path; none where they would be all that is seen."""
-    xs, ys, nan = list[float](), list[float](), float("nan")
+    """Lines between components; none where they would be all that is seen."""
+    ends: list[Box] = []
     for wide, following in pairwise(widths):
         start += wide
         if min(wide, following) > 1.5:
-            xs += [start, start, nan]
-            ys += [y, y + STRIP.tall, nan]
-    if xs:
-        axes.plot(xs, ys, color=INKS["ground"].paint, linewidth=0.8)
+            ends.append((start, start, y, y + STRIP.tall))
+    lines(axes, ends, "ground", linewidth=0.8)
