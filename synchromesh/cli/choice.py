@@ -1,8 +1,9 @@
 """Plans shown: the candidates and what they should take, the chosen one's components or stages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -12,10 +13,13 @@ from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, RunnerUp
 from synchromesh.planning.layers import LayerCandidate, LayerPlanned
 from synchromesh.planning.offline import Planned
-from synchromesh.training.trainer import Trainer
+from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.fault import printable
 from synchromesh.values.memory_by_kind import KINDS
 from synchromesh.values.size import readable
+
+if TYPE_CHECKING:
+    from synchromesh.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -143,50 +147,33 @@ def memory_table(choice: Choice) -> Table:
     return table("memory per device, at the highest moment", ("plan", *KINDS), rows)
 
 
-def component_table(trainer: Trainer) -> Table:
+def component_table(trainer: "Trainer") -> Table:
     """What each component does: its layout, the parameter bytes of a rank of all it has."""
-    rows = list(_components(trainer))
-    others = any(row.other for row in rows)
-    groups = [[row] for row in rows]
-    if len(rows) > SHOWN.components:
-        groups = [list(group) for _, group in groupby(rows, key=lambda row: row.layout)]
+    choice, made = trainer.choice, trainer.partition.components
+    known = () if choice is None or choice.of else choice.components
+    others = {runner_up.component: runner_up for runner_up in known}
+    groups = [[local] for local in made]
+    if len(made) > SHOWN.components:
+        groups = [list(group) for _, group in groupby(made, key=lambda local: str(local.layout))]
     columns = ["component", "layout", "parameters", "on a device"]
     columns += ["next best", "a step more"] if others else []
-    cells = ((*_of_group(group), *(_next(group) if others else ())) for group in groups)
+    cells = ((*_of_group(trainer, g), *(_next(g, others) if others else ())) for g in groups)
     return table("components (data x tensor)", columns, cells)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A component under its layout: bytes of its parameters, those on a device, its runner-up."""
-
-    name: str
-    layout: str
-    total: int
-    local_bytes: int
-    other: RunnerUp | None
-
-
-def _components(trainer: Trainer) -> Iterator[_Row]:
-    choice = trainer.choice
-    known = () if choice is None or choice.of else choice.components
-    others = {runner_up.component: runner_up for runner_up in known}
-    for local in trainer.partition.components:
-        name, total = local.component.name, local.component.parameter_bytes
-        held = (trainer.state.holdings[p.name].kept_bytes for p in local.component.parameters)
-        yield _Row(name, str(local.layout), total, sum(held), others.get(name))
-
-
-def _of_group(group: Sequence[_Row]) -> tuple[str, ...]:
-    first, last = group[0].name, group[-1].name
+def _of_group(trainer: "Trainer", group: Sequence[LocalComponent]) -> tuple[str, ...]:
+    components = [local.component for local in group]
+    first, last = components[0].name, components[-1].name
     name = first if len(group) == 1 else f"{first} ... {last} ({len(group)})"
-    total, local_bytes = sum(row.total for row in group), sum(row.local_bytes for row in group)
-    return name, group[0].layout, readable(total), readable(local_bytes)
+    held = (trainer.state.holdings[p.name].kept_bytes for c in components for p in c.parameters)
+    total = sum(component.parameter_bytes for component in components)
+    return name, str(group[0].layout), readable(total), readable(sum(held))
 
 
-def _next(group: Sequence[_Row]) -> tuple[str, str]:
+def _next(group: Sequence[LocalComponent], others: Mapping[str, RunnerUp]) -> tuple[str, str]:
     """The layout that would cost least instead, of any of the group, and what."""
-    known = [r.other for r in group if r.other and r.other.seconds is not None]
+    next_best = [others.get(local.component.name) for local in group]
+    known = [other for other in next_best if other and other.seconds is not None]
     if not known:
         return "", ""
     least = min(known, key=lambda other: other.seconds or 0.0)

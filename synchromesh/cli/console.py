@@ -117,7 +117,7 @@ class Display:
 
 def summary(title: str, rows: dict[str, str]) -> None:
     """The table at the end, on standard output."""
-    table = Table(title=Text(printable(title)), show_header=False, title_justify="left")
-    for name, value in rows.items():
-        table.add_row(Text(printable(name)), Text(printable(value)))
-    Console(highlight=False).print(table)
+    columns = ("name", "value")
+    made = table(title, columns, rows.items(), left=columns)
+    made.show_header = False
+    Console(highlight=False).print(made)

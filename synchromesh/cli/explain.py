@@ -2,14 +2,10 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import command
 from synchromesh.values.fault import printable
-
-if TYPE_CHECKING:
-    from synchromesh.values.plan import Plan
 
 
 def main(args: argparse.Namespace) -> int:
@@ -22,7 +18,15 @@ def main(args: argparse.Namespace) -> int:
     count = options.processes(args.nproc)
     options.check_degrees(plan, count)
     with ranks.uncollected():
-        print(_explanation(args, plan, count), file=args.out)
+        from synchromesh.planning.offline import explain_plan
+        from synchromesh.trace.partition.explain import text
+
+        example, autocast = options.example(args), options.precision(args.bf16)
+        explanation = explain_plan(example, plan, count, autocast)
+        if args.json:
+            print(json.dumps({"bf16": args.bf16, **explanation.document()}), file=args.out)
+        else:
+            print(printable(text(explanation), lines=True), file=args.out)
     return 0
 
 
@@ -33,13 +37,3 @@ COMMAND = command(
     options.target(), options.plan_and_seed(default="data"), options.BF16,
     options.nproc("ranks to pretend"), options.JSON,
 )  # fmt: skip
-
-
-def _explanation(args: argparse.Namespace, plan: "Plan", count: int) -> str:
-    from synchromesh.planning.offline import explain_plan
-    from synchromesh.trace.partition.explain import text
-
-    explanation = explain_plan(options.example(args), plan, count, options.precision(args.bf16))
-    if args.json:
-        return json.dumps({"bf16": args.bf16, **explanation.document()})
-    return printable(text(explanation), lines=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
-from synchromesh.values import document
 from synchromesh.values import size as sizes
+from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         raise Refuted(made.refusal)
     if args.output:
         path, plan = Path(args.output), made.plan
-        document.write(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
+        write(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
     return 0
 
 
@@ -75,6 +75,7 @@ COMMAND = command(
 
 
 def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
+    from synchromesh.cli.choice import show_layers
     from synchromesh.planning.layer_profile import load
     from synchromesh.planning.layers import plan_layers
     from synchromesh.planning.offline import cluster_of
@@ -90,13 +91,8 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
         )
     cluster = cluster_of(args.cluster or _here())
     made = plan_layers(profile, cluster, rows, args.batch_size, args.memory, args.headroom)
-
-    def show() -> None:
-        from synchromesh.cli.choice import show_layers
-
-        show_layers(args.profile, made)
-
-    answer(args, {"profile": args.profile, **made.to_dict()}, show)
+    document = {"profile": args.profile, **made.to_dict()}
+    answer(args, document, lambda: show_layers(args.profile, made))
     return made
 
 
@@ -104,14 +100,12 @@ def _of_model(args: argparse.Namespace) -> "Planned":
     from synchromesh.cli.console import working
 
     with ranks.uncollected(), working() as say:
-        made = _planned(args, say)
-
-    def show() -> None:
         from synchromesh.cli.choice import show_planned
 
-        show_planned(f"{args.target}, bf16" if args.bf16 else args.target, made)
-
-    answer(args, {"target": args.target, "bf16": args.bf16, **made.to_dict()}, show)
+        made = _planned(args, say)
+    title = f"{args.target}, bf16" if args.bf16 else args.target
+    document = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
+    answer(args, document, lambda: show_planned(title, made))
     return made
 
 

@@ -59,6 +59,7 @@ class _Report:
         self.watch: StepWatch | None = None
         self.steps: StepLog | None = None
         self.used: Utilisation | None = None  # of the epoch that goes on
+        self.share: float | None = None  # of the last one
         self.board: TensorBoard | None = None
         self.epoch: events.EpochStarted | None = None
         self._decided_in_step = False
@@ -173,7 +174,6 @@ class _Report:
         self.epoch = event
         self.display.start_epoch(f"epoch {event.epoch}", event.done, event.length)
         self.used = Utilisation(self.trainer.world.device)
-        self.used.__enter__()
         self.steps.begin()
         if self.watch is not None:
             self.watch.ahead(self.trainer.steps + 1)
@@ -203,8 +203,7 @@ class _Report:
     def _epoch_trained(self, event: events.EpochTrained) -> None:
         self._log_steps()
         self.display.end_epoch()
-        if self.used is not None:
-            self.used.__exit__(None, None, None)
+        self.share = None if self.used is None else self.used.end()
 
     def _losses(self, event: events.Losses) -> None:
         for step, loss in enumerate(event.values, event.first):
@@ -250,8 +249,8 @@ class _Report:
         )
 
     def _epoch_ended(self, event: events.EpochEnded) -> None:
-        assert self.trainer is not None and self.steps is not None and self.used is not None
-        used = self.trainer.world.everyone.all_gather_json(self.used.share)
+        assert self.trainer is not None and self.steps is not None
+        used = self.trainer.world.everyone.all_gather_json(self.share)
         self._log(
             logged.EpochMeasured(
                 epoch=event.epoch, step=event.step, loss=event.loss,

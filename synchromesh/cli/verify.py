@@ -6,6 +6,7 @@ from typing import Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
+from synchromesh.report.numbers import counted
 from synchromesh.values.fault import Refuted, printable
 
 BYTES = (("parameter bytes", "parameter_bytes_per_rank"),
@@ -51,13 +52,13 @@ COMMAND = command(
 def _deviation(target: str, document: dict[str, Any]) -> str:
     faults = [_fault(fault, document) for fault in document["faults"]]
     for what, key in BYTES if document["sent_bytes_compared"] else BYTES[:1]:
-        counted, explained = document[key], document[f"explained_{key}"]
+        measured, explained = document[key], document[f"explained_{key}"]
         faults += [
             f"{what} of rank {rank} are {own:,} (explained are {due:,})"
-            for rank, (own, due) in enumerate(zip(counted, explained, strict=True))
+            for rank, (own, due) in enumerate(zip(measured, explained, strict=True))
             if own != due
         ]
-    count = "1 rank" if document["ranks"] == 1 else f"{document['ranks']} ranks"
+    count = counted(document["ranks"], "rank")
     return (
         f"{target} under plan {document['plan']} on {count} is not what one process computes: "
         f"{'; '.join(faults)}"
@@ -83,9 +84,8 @@ def _types(document: dict[str, Any]) -> str:
 
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
-        f"{target} under {document['plan']} on {document['ranks']} "
-        f"{'rank' if document['ranks'] == 1 else 'ranks'} against one process, "
-        f"{document['steps']} steps in {_types(document)}"
+        f"{target} under {document['plan']} on {counted(document['ranks'], 'rank')} against one "
+        f"process, {document['steps']} steps in {_types(document)}"
     ]
     for name, floor in document["noise_floor"].items():
         value = document[f"max_{name}_deviation"]

@@ -19,9 +19,10 @@ memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB"""
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from synchromesh.values import document, size
 from synchromesh.values.cluster import Cluster, Device, Host, Link
@@ -29,6 +30,7 @@ from synchromesh.values.cluster import Cluster, Device, Host, Link
 BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmg])bit(?:/s|ps)?", re.IGNORECASE)
 SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -212,11 +214,10 @@ class Description(document.Document):
             )
             for i, rack in enumerate(document.sequence(item.get("racks", []), f"{name}: racks"))
         ]
+        uplink = item.get("uplink")
+        if uplink is not None:
+            uplink = _quantity(uplink, f"{name}: uplink", parse_bandwidth, "100mbit")
         with document.at(name):
-            uplink = item.get("uplink")
-            if uplink is not None:
-                with document.at("uplink"):
-                    uplink = parse_bandwidth(_as_text(uplink, "100mbit"))
             return cls(tuple(hosts), tuple(racks), uplink)
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,6 +235,8 @@ class Description(document.Document):
             shown["racks"] = [list(rack) for rack in self.racks]
             shown["uplink"] = show_bandwidth(self.uplink)
         return shown
+
+    from_plain, to_plain = from_dict, to_dict
 
     def rack(self, host: int) -> int:
         return next((i for i, rack in enumerate(self.racks) if host in rack), 0)
@@ -308,24 +311,22 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
 def _hosts(value: Any, path: str) -> list[Emulated]:
     needed = ("bandwidth", "cpu")
     item = document.mapping(value, path, (*needed, "memory", "count"), needed)
-    cores = os.cpu_count() or 1
-    with document.at(f"{path}.bandwidth"):
-        rate = parse_bandwidth(_as_text(item["bandwidth"], "200mbit"))
-    with document.at(f"{path}.cpu"):
-        part = parse_share(_as_text(item["cpu"], "40%"), cores)
-    limit = None
+    share = partial(parse_share, cores=os.cpu_count() or 1)
+    rate = _quantity(item["bandwidth"], f"{path}.bandwidth", parse_bandwidth, "200mbit")
+    part, limit = _quantity(item["cpu"], f"{path}.cpu", share, "40%"), None
     if "memory" in item:
-        with document.at(f"{path}.memory"):
-            limit = parse_memory(_as_text(item["memory"], "1GiB"))
+        limit = _quantity(item["memory"], f"{path}.memory", parse_memory, "1GiB")
     count = document.integer(item.get("count", 1), f"{path}.count", 1, LIMITS.most_hosts)
     return [Emulated(rate, part, limit)] * count
 
 
-def _as_text(value: Any, example: str) -> str:
-    """In a file a number without its unit would be a guess."""
+def _quantity(value: Any, path: str, parse: Callable[[str], N], example: str) -> N:
+    """What a text of a file says, where a number without its unit would be a guess."""
     if not isinstance(value, str):
-        raise ValueError(f"should be text with its unit, as {example}, not {document.kind(value)}")
-    return value
+        kind = document.kind(value)
+        raise ValueError(f"{path}: should be text with its unit, as {example}, not {kind}")
+    with document.at(path):
+        return parse(value)
 
 
 def _is_sequence(value: Any) -> bool:

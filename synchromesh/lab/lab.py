@@ -85,7 +85,7 @@ class Lab:
             record = records.read(name) if records.has(name) else None
         if record is None or not record.tag.alive:
             raise ValueError(f"there is no lab {name!r}: synchromesh lab up --name {name}")
-        lab._begin(record.description, name)
+        lab._begin(record.lab, name)
         lab._attach(record.tag)
         return lab
 
@@ -160,7 +160,7 @@ class Lab:
         self._network.build()
         self._keeper.await_ready()
         date = time.strftime("%Y-%m-%d")
-        self._records.write(Record(self.name, self._tag, self.description, date))
+        self._records.write(Record(self.name, self._tag, date, self.description))
         self._write_cluster()
 
     # ---- what runs in it

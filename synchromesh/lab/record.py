@@ -22,12 +22,12 @@ from typing import Any
 
 from synchromesh.lab.description import Description
 from synchromesh.launch.rank import FOREWARNING
-from synchromesh.values import document
+from synchromesh.values import document, fields
 
 FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ
 CLUSTER = "SYNCHROMESH_LAB"  # names the file of the lab's cluster to what runs on its hosts
 TAG = re.compile(r"smlab-([0-9]+)-([0-9]+)")
-PART = re.compile(r"smlab-([0-9]+)-([0-9]+)-(switch|[0-9]+)")
+PART = re.compile(rf"{TAG.pattern}-(switch|[0-9]+)")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
@@ -51,16 +51,19 @@ class Tag:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return None
-        fields = stat.rpartition(")")[2].split()  # from the third field, the state, on
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+        words = stat.rpartition(")")[2].split()  # from the third field, the state, on
+        return None if words[0] in "ZX" else cls(pid, int(words[19]))
 
     @classmethod
-    def parse(cls, text: str) -> "Tag":
+    def from_plain(cls, value: Any, path: str) -> "Tag":
         """The tag that a text like `smlab-1234-567890` names."""
-        match = TAG.fullmatch(text)
+        match = TAG.fullmatch(document.text(value, path))
         if match is None:
-            raise ValueError(f"{text!r} is not a tag such as smlab-1234-567890")
+            raise ValueError(f"{path}: {value!r} is not a tag such as smlab-1234-567890")
         return cls(int(match[1]), int(match[2]))
+
+    def to_plain(self) -> str:
+        return str(self)
 
     @classmethod
     def in_name(cls, name: str) -> "Tag | None":
@@ -91,32 +94,12 @@ class Tag:
 
 @dataclass(frozen=True)
 class Record:
-    """A lab's name, its keeper, what it was brought up as, and the day (2026-01-31)."""
+    """A lab's name, its keeper, the day (2026-01-31), and what it was brought up as."""
 
     name: str
     tag: Tag
-    description: Description
     date: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name, "tag": str(self.tag), "date": self.date,
-            "lab": self.description.to_dict(),
-        }  # fmt: skip
-
-    @classmethod
-    def from_dict(cls, value: Any, path: str) -> "Record":
-        """The record in a document. ValueError with the path and key at fault."""
-        keys = ("name", "tag", "date", "lab")
-        item = document.mapping(value, path, keys, keys)
-        with document.at(path):
-            tag = Tag.parse(document.text(item["tag"], "tag"))
-        return cls(
-            document.text(item["name"], f"{path}: name"),
-            tag,
-            Description.from_dict(item["lab"], f"{path}: lab"),
-            document.text(item["date"], f"{path}: date"),
-        )
+    lab: Description
 
 
 class Records:
@@ -147,13 +130,13 @@ class Records:
     def read(self, name: str) -> Record:
         """The record of this name. ValueError where it is damaged."""
         path = self._path(name)
-        return Record.from_dict(document.read(path), str(path))
+        return fields.of_plain(Record, document.read(path), str(path))
 
     def has(self, name: str) -> bool:
         return self._path(name).exists()
 
     def write(self, record: Record) -> None:
-        document.write(self._path(record.name), json.dumps(record.to_dict(), indent=2))
+        document.write(self._path(record.name), json.dumps(fields.to_plain(record), indent=2))
 
     def cluster(self, name: str) -> Path:
         """Where the description of the lab as a cluster is, for what runs in it."""

@@ -1,12 +1,11 @@
 """TensorBoard logs of a run: what its events say as curves, each switch of the plan as text."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from synchromesh.runs import events
 
-Point = tuple[str, Any, int]  # of the curve of that name: value, step
+SHARES = ("computation", "exposed", "hidden", "waiting", "other")
 
 
 class TensorBoard:
@@ -19,50 +18,32 @@ class TensorBoard:
 
     def log(self, event: events.RunEvent) -> None:
         """What an event says; one that is no curve is passed over."""
-        for kind, points in CURVES.items():
-            if isinstance(event, kind):
-                self._draw(points(event))
-        if isinstance(event, events.LayoutInForce | events.PlanDecided):
-            values = event.to_dict()
-            lines = [f"{name}: {value}" for name, value in values.items()]
-            self._writer.add_text(event.name, "    " + "\n    ".join(lines), values["step"])
+        match event:
+            case events.StepLoss():
+                self._draw(event.step, {"loss": event.loss})
+            case events.StepsTimed():
+                for step, seconds in enumerate(event.seconds, event.first):
+                    self._draw(step, {"step_seconds": seconds})
+            case events.EpochMeasured():
+                values = event.to_dict().items()
+                left_out = ("epoch", "step", "utilisation")
+                self._draw(event.step, {f"epoch/{n}": x for n, x in values if n not in left_out})
+            case events.StepsRecorded():
+                self._draw(event.steps[-1], {f"share/{n}": event.mean[n] for n in SHARES})
+            case events.MemoryTracked():
+                for rank, peak in enumerate(event.peak_bytes):
+                    sizes = {f"memory/rank{rank}/{n}": x for n, x in peak.to_plain().items()}
+                    self._draw(event.step, sizes)
+            case events.LayoutInForce() | events.PlanDecided():
+                said = event.to_dict()
+                lines = [f"{name}: {value}" for name, value in said.items()]
+                self._writer.add_text(event.name, "    " + "\n    ".join(lines), said["step"])
 
     def close(self) -> None:
         self._writer.close()
 
-    def _draw(self, points: Iterator[Point]) -> None:
-        for name, value, step in points:
+    def _draw(self, step: int, values: Mapping[str, object]) -> None:
+        """A point of each curve whose value is a number."""
+        for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
-
-
-def _loss(event: events.StepLoss) -> Iterator[Point]:
-    yield "loss", event.loss, event.step
-
-
-def _seconds(event: events.StepsTimed) -> Iterator[Point]:
-    for step, seconds in enumerate(event.seconds, event.first):
-        yield "step_seconds", seconds, step
-
-
-def _epoch(event: events.EpochMeasured) -> Iterator[Point]:
-    for name, value in event.to_dict().items():
-        if name not in ("epoch", "step", "utilisation"):
-            yield f"epoch/{name}", value, event.step
-
-
-def _shares(event: events.StepsRecorded) -> Iterator[Point]:
-    for name in ("computation", "exposed", "hidden", "waiting", "other"):
-        yield f"share/{name}", event.mean[name], event.steps[-1]
-
-
-def _memory(event: events.MemoryTracked) -> Iterator[Point]:
-    for rank, peak in enumerate(event.peak_bytes):
-        for kind, size in peak.to_plain().items():
-            yield f"memory/rank{rank}/{kind}", size, event.step
-
-
-CURVES: dict[type[events.RunEvent], Any] = {
-    events.StepLoss: _loss, events.StepsTimed: _seconds, events.EpochMeasured: _epoch,
-    events.StepsRecorded: _shares, events.MemoryTracked: _memory,
-}  # fmt: skip

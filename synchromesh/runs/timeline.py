@@ -62,38 +62,30 @@ class _Process:
     ) -> Iterator[Event]:
         """Of thread 0, the steps; of a thread for each lane; of one for what the rank waits."""
         lanes = dict.fromkeys(span.lane for span in spans)
-        threads = {lane: number for number, lane in enumerate(lanes, 1)}
+        threads, last = {lane: n for n, lane in enumerate(lanes, 1)}, 1 + len(lanes)
         yield self._metadata("process_name", name=f"rank {self.rank}")
         yield self._metadata("process_sort_index", sort_index=self.rank)
-        yield self._thread(0, "steps")
-        for lane, thread in threads.items():
-            yield self._thread(thread, lane)
+        named = {"steps": 0, **threads}
+        if waiting:
+            named["waiting for other ranks"] = last
+        for name, thread in named.items():
+            yield {"tid": thread, **self._metadata("thread_name", name=name)}
         for number, (start, end) in enumerate(steps, 1):
             yield self._complete(0, f"step {number}", "step", start, end)
-            yield self._instant(f"step {number} begins", start)
+            begins = {"name": f"step {number} begins", "ts": _us(start - self.origin)}
+            yield {"ph": "i", "pid": self.rank, "tid": 0, **begins, "s": "p"}
         for span in spans:
-            yield self._of_span(span, threads[span.lane])
-        if waiting:
-            yield self._thread(1 + len(threads), "waiting for other ranks")
+            args = {"args": {"ranks": list(span.ranks)}} if span.ranks else {}
+            whole = self._complete(threads[span.lane], span.name, span.kind, span.start, span.end)
+            yield {**whole, **args}
         for start, end in waiting:
-            yield self._complete(1 + len(threads), "waiting", "waiting", start, end)
-
-    def _of_span(self, span: Span, thread: int) -> Event:
-        event = self._complete(thread, span.name, span.kind, span.start, span.end)
-        return {**event, "args": {"ranks": list(span.ranks)}} if span.ranks else event
+            yield self._complete(last, "waiting", "waiting", start, end)
 
     def _complete(self, thread: int, name: str, kind: str, start: float, end: float) -> Event:
         return {
             "ph": "X", "pid": self.rank, "tid": thread, "name": name, "cat": kind,
             "ts": _us(start - self.origin), "dur": _us(end - start),
         }  # fmt: skip
-
-    def _instant(self, name: str, time: float) -> Event:
-        marker = {"ph": "i", "pid": self.rank, "tid": 0, "name": name}
-        return {**marker, "ts": _us(time - self.origin), "s": "p"}
-
-    def _thread(self, thread: int, name: str) -> Event:
-        return {"tid": thread, **self._metadata("thread_name", name=name)}
 
     def _metadata(self, what: str, **value: Any) -> Event:
         return {"ph": "M", "pid": self.rank, "name": what, "args": value}

@@ -6,39 +6,29 @@ over its own sampling period (nvmlDeviceGetUtilizationRates), read by a thread a
 
 import threading
 import time
-from typing import Any
 
 import torch
 
 
 class Utilisation:
-    """`with Utilisation(device) as used: ...`, then `used.share`; None where nobody tells."""
+    """Of a device from now on: `used = Utilisation(device)`, and later `used.end()`."""
 
     SAMPLE_SECONDS = 0.2  # chosen: NVML's own periods are 1/6 s to 1 s by its documentation
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.share: float | None = None
         self._ended = threading.Event()
         self._samples: list[float] = []
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "Utilisation":
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._wall, self._processor = time.monotonic(), time.process_time()
-        if self.device.type == "cuda":
-            self._thread = threading.Thread(target=self._sample, daemon=True)
+        if device.type == "cuda":
             self._thread.start()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.share = self.so_far()
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def so_far(self) -> float | None:
-        """The share since the start."""
+    def end(self) -> float | None:
+        """The share since the start; None where nobody tells."""
         if self.device.type == "cuda":
+            self._ended.set()
+            self._thread.join()
             return sum(self._samples) / len(self._samples) if self._samples else None
         seconds = time.monotonic() - self._wall
         return (time.process_time() - self._processor) / seconds if seconds > 0 else None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from synchromesh.results.run import RunResult
 from synchromesh.results.study import StudySettings
 from synchromesh.values import document, fields
 from synchromesh.workloads.target import load
@@ -34,6 +35,13 @@ class StudyCell:
         """A name for files, of what these can hold: `digits-cnn-data-4x256-seed0`."""
         name = re.sub(r"[^A-Za-z0-9.=_]+", "-", f"{self.workload}-{self.strategy}").strip("-.")
         return f"{name}-{self.devices}x{self.batch}-seed{self.seed}"
+
+    def failed(self, why: str, emulated: bool = False) -> RunResult:
+        """A run of it that did not end well."""
+        return RunResult(
+            self.workload, self.strategy, self.devices, self.batch, self.seed, "failed",
+            reason=why, emulated=emulated,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         on = f"{self.strategy} on {self.devices} device{'s' * (self.devices != 1)}"

@@ -76,12 +76,23 @@ class _Contestant:
     processes: RankProcesses
     log: Path
     record: RunRecord
+    listener: Listener
     waiting: set[int] = field(default_factory=set)  # ranks that wait for their turn
     silent: bool = False
 
     @property
     def ended(self) -> bool:
         return all(self.record.of(RunEnded, rank) for rank in range(self.cell.devices))
+
+    def hear(self, seconds: float) -> bool:
+        """Whether a rank has said something, waited for at most so long."""
+        messages = self.listener.messages(self.cell.key, seconds)
+        for rank, message in messages:
+            if isinstance(message, RunEvent):
+                self.record.add(rank, message)
+            else:
+                self.waiting.add(rank)
+        return bool(messages)
 
 
 class Contest:
@@ -114,10 +125,9 @@ class Contest:
                 with closing(Listener(folder)) as listener:
                     for cell in cells:
                         self._say(f"preparing {cell}", stays=True)
-                        contestant = self._begin(cell, listener)
-                        if contestant is not None:
+                        if (contestant := self._begin(cell, listener)) is not None:
                             running.append(contestant)
-                    self._turns(running, listener)
+                    self._turns(running)
             finally:
                 for contestant in running:
                     contestant.processes.end()
@@ -143,13 +153,10 @@ class Contest:
         job.write(folder / "job.json")
         log = folder / "log.txt"
         processes = common.start(cell.devices, (folder / "job.json").absolute(), log)
-        contestant = _Contestant(cell, processes, log, record)
-        if self._wait(contestant, listener):
-            return contestant
-        self._end(contestant, listener)
-        return None
+        contestant = _Contestant(cell, processes, log, record, listener)
+        return contestant if self._goes_on(contestant) else None
 
-    def _turns(self, running: list[_Contestant], listener: Listener) -> None:
+    def _turns(self, running: list[_Contestant]) -> None:
         """Turns of all: until none warms up any more, then until all have ended."""
         rounds = 0
         for turns_of, ends in ((turns.warm_up, False), (self._after_warm_up, True)):
@@ -161,7 +168,7 @@ class Contest:
                     turn = next(schedules[contestant.cell], None)
                     if turn is None:
                         del schedules[contestant.cell]
-                    if (turn or ends) and not self._turn(contestant, turn, running, listener):
+                    if (turn or ends) and not self._turn(contestant, turn, self._left(running)):
                         schedules.pop(contestant.cell, None)
                         running.remove(contestant)
                 rounds += 1
@@ -172,20 +179,14 @@ class Contest:
             return turns.by_epochs(record)
         return turns.by_steps(record, common.steps, common.at_most)
 
-    def _turn(
-        self, contestant: _Contestant, turn: Turn | None, running: Sequence[_Contestant],
-        listener: Listener,
-    ) -> bool:  # fmt: skip
-        """One turn, or the end; whether it goes on."""
+    def _turn(self, contestant: _Contestant, turn: Turn | None, left: float | None) -> bool:
+        """One turn, or the end; whether it goes on. left: seconds until the group's end."""
         doing = "ending" if turn is None else f"{turn.steps} steps of"
-        self._say(f"{doing} {contestant.cell}", self._left(running))
+        self._say(f"{doing} {contestant.cell}", left)
         contestant.waiting.clear()
-        listener.resume(contestant.cell.key)
-        listener.grant(contestant.cell.key, turn)
-        if self._wait(contestant, listener):
-            return True
-        self._end(contestant, listener)
-        return False
+        contestant.listener.resume(contestant.cell.key)
+        contestant.listener.grant(contestant.cell.key, turn)
+        return self._goes_on(contestant)
 
     def _left(self, running: Sequence[_Contestant]) -> float | None:
         """Seconds until the group's end: of each the steps to come, at what its others took."""
@@ -208,37 +209,29 @@ class Contest:
         each = common.workloads[cell.workload].steps_of_epoch(cell)
         return None if each is None or common.epochs is None else each * common.epochs
 
-    def _wait(self, contestant: _Contestant, listener: Listener) -> bool:
-        """Until all its ranks wait, for which they are suspended. False: ended or failed."""
+    def _goes_on(self, contestant: _Contestant) -> bool:
+        """Once all its ranks wait, for which they are suspended. False: it has ended or failed."""
         heard = time.monotonic()
         while len(contestant.waiting) < contestant.cell.devices:
             # asked first, so that what it said last is read
             over = contestant.processes.code() is not None
-            if self._hear(contestant, listener, self.POLL_SECONDS):
+            if contestant.hear(self.POLL_SECONDS):
                 heard = time.monotonic()
-            elif contestant.ended or over:
-                return False
-            contestant.silent = time.monotonic() - heard > self.SILENT_SECONDS
-            if contestant.silent:
+                continue
+            over = over or contestant.ended
+            contestant.silent = not over and time.monotonic() - heard > self.SILENT_SECONDS
+            if over or contestant.silent:
+                self._end(contestant)
                 return False
         if not contestant.record.cuda:  # what waits there is no burden, and NCCL has watchdogs
-            listener.suspend(contestant.cell.key)
+            contestant.listener.suspend(contestant.cell.key)
         return True
 
-    def _hear(self, contestant: _Contestant, listener: Listener, seconds: float) -> bool:
-        messages = listener.messages(contestant.cell.key, seconds)
-        for rank, message in messages:
-            if isinstance(message, RunEvent):
-                contestant.record.add(rank, message)
-            else:
-                contestant.waiting.add(rank)
-        return bool(messages)
-
-    def _end(self, contestant: _Contestant, listener: Listener) -> None:
+    def _end(self, contestant: _Contestant) -> None:
         cell, record = contestant.cell, contestant.record
-        listener.resume(cell.key)
+        contestant.listener.resume(cell.key)
         contestant.processes.end()
-        while self._hear(contestant, listener, 0.0):
+        while contestant.hear(0.0):
             pass
         code = contestant.processes.code()
         if contestant.ended:

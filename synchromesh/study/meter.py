@@ -39,7 +39,7 @@ class Meter:
         self._done = 0  # steps before this turn
         self._steps: list[tuple[float, float, int]] = []  # seconds, loading, rows
         self._granted = self._usual = self._epoch_began = 0.0
-        self._used = Utilisation(self.device)
+        self._used: Utilisation | None = None  # of this turn
 
     def step(self, seconds: float, loading: float, rows: int) -> None:
         """After each step, also of one that ran on after the last turn. rows: of all ranks."""
@@ -87,20 +87,18 @@ class Meter:
         if (watch := self._watch()) is not None:
             watch.begin()
         self._used = Utilisation(self.device)
-        self._used.__enter__()
         self._granted = time.perf_counter()
 
     def _end_turn(self) -> None:
-        self._used.__exit__()
-        wall = time.perf_counter() - self._granted
+        assert self._used is not None
+        used, wall = self._used.end(), time.perf_counter() - self._granted
         if (watch := self._watch()) is not None:
             self.say(watch.end())
         seconds, loading, rows = zip(*self._steps, strict=True)
         self.say(
             TurnEnded(
                 first=self._done + 1, seconds=seconds, loading=loading, rows=rows,
-                mode=self._turn.mode, utilisation=self._used.share, wall=wall,
-                settled=self.settled(),
+                mode=self._turn.mode, utilisation=used, wall=wall, settled=self.settled(),
             )
         )  # fmt: skip
         self._done += len(self._steps)

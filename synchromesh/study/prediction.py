@@ -70,10 +70,7 @@ def _families(cells: Sequence[StudyCell]) -> tuple[dict[str, list[str]], dict[st
 
 def _row(cell: StudyCell, kind: str, best: Candidate | None, why: str) -> RunResult:
     reason = why if best is None else "" if best.fits else best.reason
-    row = RunResult(
-        cell.workload, cell.strategy, cell.devices, cell.batch, cell.seed, "failed",
-        reason=reason, predicted=True, cluster=kind,
-    )  # fmt: skip
+    row = replace(cell.failed(reason), predicted=True, cluster=kind)
     if best is None or best.time is None or not best.fits:
         return row
     seconds = best.seconds

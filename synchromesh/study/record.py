@@ -64,12 +64,7 @@ class RunRecord:
         return any(event.device == "cuda" for event in self.of(events.RankPrepared))
 
     def failed(self, why: str) -> RunResult:
-        """A run that did not end well."""
-        c = self.cell
-        return RunResult(
-            c.workload, c.strategy, c.devices, c.batch, c.seed, "failed", reason=why,
-            emulated=self.emulated,
-        )  # fmt: skip
+        return self.cell.failed(why, self.emulated)
 
     def result(
         self, targets: Sequence[Target], steps_of_epoch: int | None, asked_steps: int | None = None

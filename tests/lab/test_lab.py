@@ -293,7 +293,7 @@ def test_a_lab_is_gone_whoever_is_killed(victims: str, alone: None) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert owner.stdout is not None
-    tag = Tag.parse(owner.stdout.readline().strip())
+    tag = Tag.from_plain(owner.stdout.readline().strip(), "tag")
     group = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu").exists() else "/sys/fs/cgroup")
     inside: list[int] = []
 

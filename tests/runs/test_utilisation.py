@@ -8,12 +8,13 @@ from synchromesh.runs.utilisation import Utilisation
 
 
 def test_computing_and_sleeping() -> None:
-    with Utilisation(torch.device("cpu")) as asleep:
-        time.sleep(0.1)
-    with Utilisation(torch.device("cpu")) as used:
-        began = time.process_time()
-        while time.process_time() - began < 0.1:
-            pass
-        assert used.so_far() is not None
-    assert asleep.share is not None and used.share is not None
-    assert asleep.share < 0.5 * used.share
+    asleep = Utilisation(torch.device("cpu"))
+    time.sleep(0.1)
+    of_sleep = asleep.end()
+    used = Utilisation(torch.device("cpu"))
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
+        pass
+    of_work = used.end()
+    assert of_sleep is not None and of_work is not None
+    assert of_sleep < 0.5 * of_work
