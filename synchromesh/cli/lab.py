@@ -134,28 +134,26 @@ def _show(*labs: dict[str, Any]) -> None:
 
 def _table(lab: dict[str, Any]) -> "Table":
     from synchromesh.cli.console import table
-    from synchromesh.lab.description import show_bandwidth
+    from synchromesh.lab.description import show_bandwidth, show_share
+    from synchromesh.values import size
 
     title = f"lab {lab['name']}: {len(lab['hosts'])} emulated hosts"
     if "uplink" in lab:
         title += f" in two racks, uplink {show_bandwidth(lab['uplink'])}"
     racks = {host: str(i) for i, rack in enumerate(lab.get("racks", [])) for host in rack}
-    rows = [_host(host, racks) for host in lab["hosts"]]
+    rows = [
+        {
+            "host": str(host["host"]), "rack": racks.get(host["host"], ""),
+            "address": host["address"], "bandwidth": show_bandwidth(host["bandwidth"]),
+            "cpu": show_share(host["cpu"]),
+            "memory": size.show(host["memory"]) if host["memory"] else "-",
+            "state": host["state"], "processes": str(host["processes"]),
+        }
+        for host in lab["hosts"]
+    ]  # fmt: skip
     known = {"rack": bool(racks), "memory": any(host["memory"] for host in lab["hosts"])}
     columns = [name for name in rows[0] if known.get(name, True)]
     return table(title, columns, ([row[name] for name in columns] for row in rows), left=columns)
-
-
-def _host(host: dict[str, Any], racks: dict[int, str]) -> dict[str, str]:
-    from synchromesh.lab.description import show_bandwidth, show_share
-    from synchromesh.values import size
-
-    return {
-        "host": str(host["host"]), "rack": racks.get(host["host"], ""), "address": host["address"],
-        "bandwidth": show_bandwidth(host["bandwidth"]), "cpu": show_share(host["cpu"]),
-        "memory": size.show(host["memory"]) if host["memory"] else "-", "state": host["state"],
-        "processes": str(host["processes"]),
-    }  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from synchromesh.cli.console import Console, table
+from synchromesh.report.numbers import joined
 from synchromesh.results.groups import RunComparison, RunGroup, comparisons
 from synchromesh.results.study import StudyResults
 from synchromesh.study.contest import Progress as Report
@@ -75,10 +76,9 @@ def show(results: StudyResults, folder: Path) -> None:
 
 def _title(comparison: RunComparison) -> str:
     kind = "rows a device" if comparison.weak else "rows"
-    title = f"{comparison.workload}, {float(comparison.rows):g} {kind}"
-    title += f", {comparison.cluster}" if comparison.cluster else ""
-    title += ", predicted" if comparison.predicted else ""
-    return title + (", emulated" if comparison.emulated else "")
+    what = f"{comparison.workload}, {float(comparison.rows):g} {kind}"
+    marks = ("predicted" * comparison.predicted, "emulated" * comparison.emulated)
+    return joined([what, comparison.cluster, *marks])
 
 
 def _cells(group: RunGroup, metric: str) -> list[str]:

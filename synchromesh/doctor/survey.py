@@ -70,7 +70,8 @@ class Survey:
             for (a, b), line in lines.items()
         }  # fmt: skip
         between = [x for (a, b), x in wires.items() if a != b]
-        rest = _middle(between) if len(ranks_of) > EVERY_PAIR else None
+        between.sort(key=lambda x: x.bytes_per_second)  # the median stands for those not measured
+        rest = between[len(between) // 2] if len(ranks_of) > EVERY_PAIR else None
         return Cluster(name, made, (*wires.values(),), self.emulated, date=self.date, network=rest)
 
     def _device(self, rank: int) -> Device:
@@ -110,11 +111,6 @@ def hosts(machines: Sequence[Machine]) -> dict[str, list[int]]:
 def _short(value: float) -> float:
     """Four digits: no more is measured."""
     return float(f"{value:.4g}")
-
-
-def _middle(wires: list[Link]) -> Link:
-    """The link of median bandwidth: what stands for those that were not measured."""
-    return sorted(wires, key=lambda x: x.bytes_per_second)[len(wires) // 2]
 
 
 def pairs(ranks_of: dict[str, list[int]]) -> list[tuple[int, int]]:

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from synchromesh.lab import cgroup, network
 from synchromesh.lab.cgroup import Groups
@@ -57,10 +57,6 @@ class KeeperProcess:
             self._input.close()
 
 
-class _Ended(Exception):
-    """SIGTERM has come."""
-
-
 def main() -> None:
     """Watch over the lab whose tag is this process, and remove it at the end."""
     tag, groups = Tag.of(os.getpid()), cgroup.detect()
@@ -72,13 +68,13 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # of the owner's terminal
         signal.signal(number, signal.SIG_IGN)
     try:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
         os.write(1, READY)
         if os.read(0, 1) == STAY:
             _close_streams()
             while True:
                 signal.pause()
-    except _Ended:
+    except KeyboardInterrupt:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     remove(tag, groups, Records())
@@ -90,29 +86,23 @@ def _close_streams() -> None:
         os.dup2(nothing, stream)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise _Ended
-
-
-def _parts(tag: Tag, groups: Groups) -> list[str]:
-    return [name for name in [*network.namespaces(), *groups.names()] if Tag.in_name(name) == tag]
-
-
 def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:
     """Remove a lab with all that runs in it; the names it was recorded under.
 
     Repeated until nothing is found, as the process that was building may not have stopped yet."""
+
+    def of_lab(parts: Iterable[str]) -> list[str]:
+        return [name for name in parts if Tag.in_name(name) == tag]
+
     names = records.forget(tag)
     deadline = time.monotonic() + 30  # seconds; chosen
-    while left := _parts(tag, groups):
+    while left := of_lab([*network.namespaces(), *groups.names()]):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{', '.join(left)} cannot be removed (30 s)")
-        for name in groups.names():
-            if Tag.in_name(name) == tag:
-                cgroup.remove(groups, name)
-        for name in network.namespaces():
-            if Tag.in_name(name) == tag:
-                network.remove(name)
+        for name in of_lab(groups.names()):
+            cgroup.remove(groups, name)
+        for name in of_lab(network.namespaces()):
+            network.remove(name)
     return names
 
 

@@ -111,7 +111,11 @@ class Records:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Inside, no other process builds, changes or finds labs."""
-        self._make()
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = self.folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise ValueError(f"{self.folder} is not a folder of user id {os.geteuid()}: remove it")
+        self.folder.chmod(0o700)
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel when this process dies
             yield
@@ -176,10 +180,3 @@ class Records:
                 f"{name!r} cannot name a lab: use letters, digits, - and _, at most 61"
             )
         return self.folder / f"{name}.json"
-
-    def _make(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = self.folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise ValueError(f"{self.folder} is not a folder of user id {os.geteuid()}: remove it")
-        self.folder.chmod(0o700)

@@ -20,12 +20,9 @@ def notices(results: StudyResults) -> tuple[str, ...]:
 
 
 def _not_run(results: StudyResults) -> list[str]:
-    said = []
-    if results.emulated or any(run.emulated for run in results.runs):
-        said.append(EMULATED)
-    if any(run.predicted for run in results.runs):
-        said.append(PREDICTED)
-    return said
+    emulated = results.emulated or any(run.emulated for run in results.runs)
+    predicted = any(run.predicted for run in results.runs)
+    return [EMULATED] * emulated + [PREDICTED] * predicted
 
 
 def _priced_elsewhere(results: StudyResults) -> str:

@@ -112,10 +112,6 @@ class RunComparison:
         return tuple(sorted({group.first.devices for group in self.groups}))
 
     @cached_property
-    def strategies(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(group.first.strategy for group in self.groups))
-
-    @cached_property
     def metrics(self) -> tuple[str, ...]:
         ends = (e for group in self.groups for run in group.done for e in run.metrics)
         return tuple(dict.fromkeys(name for end in ends for name in end.values))

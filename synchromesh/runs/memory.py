@@ -6,7 +6,7 @@ peak. On CUDA the peak is the allocator's; what it has beyond storages counts as
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -45,9 +45,15 @@ class MemoryTracker:
         live.label(self.parameters, "parameters")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._stack.enter_context(_gradients_labelled(self.parameters, live))
+        for p in self.parameters:
+            if p.requires_grad and p.is_leaf:
+                hook = p.register_post_accumulate_grad_hook(self._gradient_made)
+                self._stack.callback(hook.remove)
         self._stack.enter_context(live)
         return self
+
+    def _gradient_made(self, parameter: Tensor) -> None:
+        self._live.name(_gradients([parameter]), "gradients")
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
@@ -118,17 +124,3 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def _states(optimizer: Optimizer) -> list[Any]:
     return [x for state in optimizer.state.values() for x in pytree.tree_leaves(dict(state))]
-
-
-@contextmanager
-def _gradients_labelled(parameters: Iterable[Tensor], live: _Journal) -> Iterator[None]:
-    def there(p: Tensor) -> None:
-        live.name(_gradients([p]), "gradients")
-
-    trained = [p for p in parameters if p.requires_grad and p.is_leaf]
-    hooks = [p.register_post_accumulate_grad_hook(there) for p in trained]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

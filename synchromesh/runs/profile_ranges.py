@@ -62,7 +62,9 @@ def cpu_spans(
     everyone: the ranks of a collective that was called without an annotation. main: the number of
     the thread that runs the steps."""
     ordered = sorted(ranges, key=lambda r: (r.start, -r.end))
-    collectives, messages = _of_gloo(ordered)
+    gloo = [(r, communication_name(r.name)) for r in ordered if r.name.startswith(GLOO)]
+    collectives = [r for r, name in gloo if name not in MESSAGES]
+    messages = [r for r, name in gloo if name in MESSAGES]
     calls = _calls(ordered, everyone)
     operators = _outermost(_computations(ordered, main))
     gaps = minus(union(steps), union((s.start, s.end) for s in operators))
@@ -72,12 +74,6 @@ def cpu_spans(
     between = minus(gaps, union([*annotated, *inferred]))
     host = [Span(start, end, "computation", HOST, _lane(main)) for start, end in between]
     return by_start([*traffic, *operators, *host])
-
-
-def _of_gloo(ordered: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    ranges = [r for r in ordered if r.name.startswith(GLOO)]
-    collectives = [r for r in ranges if communication_name(r.name) not in MESSAGES]
-    return collectives, [r for r in ranges if communication_name(r.name) in MESSAGES]
 
 
 def _computations(ordered: Sequence[Range], main: int) -> Iterator[Range]:

@@ -117,17 +117,15 @@ def _watched(of: RunResult, events: Sequence[RunEvent]) -> RunResult:
     for memory in of_kind(MemoryTracked, events):
         of = replace(of, peak_memory_bytes=memory.peak_bytes)
     for recorded in of_kind(StepsRecorded, events)[-1:]:
-        computation, waiting = map(recorded.share, ("computation", "waiting"))
+        exposed, hidden = recorded.share("exposed"), recorded.share("hidden")
+        if exposed is not None and hidden is not None:
+            of = replace(of, communication_share=CommunicationShares(exposed, hidden))
         of = replace(
-            of, communication_share=_communication(recorded), computation_share=computation,
-            waiting_share=waiting, sent_bytes_per_step=recorded.sent_bytes_per_step,
+            of, computation_share=recorded.share("computation"),
+            waiting_share=recorded.share("waiting"),
+            sent_bytes_per_step=recorded.sent_bytes_per_step,
         )  # fmt: skip
     return of
-
-
-def _communication(recorded: StepsRecorded) -> CommunicationShares | None:
-    exposed, hidden = recorded.share("exposed"), recorded.share("hidden")
-    return None if exposed is None or hidden is None else CommunicationShares(exposed, hidden)
 
 
 def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = None,

@@ -68,13 +68,9 @@ def reason(code: int, log: Path, searched: int = 20_000) -> str:
     lines = list(filter(None, map(str.strip, text.splitlines())))
     ours = [x.removeprefix("synchromesh: ") for x in lines if x.startswith("synchromesh: ")]
     words = [x for x in ours if not x.startswith("warning: ")]
-    killed = [_killed(-code)] if code < 0 else []
+    hint = " (the system's memory may have run out)" * (-code == signal.SIGKILL)
+    killed = [f"killed by {signal.Signals(-code).name}{hint}"] if code < 0 else []
     return (words or killed or lines or [f"it ended with code {code}"])[-1]
-
-
-def _killed(number: int) -> str:
-    hint = " (the system's memory may have run out)" if number == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(number).name}{hint}"
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,11 @@ class RankBytes:
 
 def most_processes(models: Sequence[Workload], devices: int, rank: RankBytes = RankBytes()) -> int:
     """How many ranks may be there at once, most of them waiting for their turn."""
-    model = rank.copies * max(map(_parameter_bytes, models))
+    built = [built_without_values(workload).parameters() for workload in models]
+    model = rank.copies * max(sum(p.nbytes for p in parameters) for parameters in built)
     if torch.cuda.is_available():
         return devices * max(1, torch.cuda.mem_get_info()[0] // (rank.cuda + model))
     return device_bytes(torch.device("cpu")) // (rank.process + model)
-
-
-def _parameter_bytes(workload: Workload) -> int:
-    return sum(p.numel() * p.element_size() for p in built_without_values(workload).parameters())
 
 
 def built_without_values(workload: Workload) -> nn.Module:
