@@ -1,6 +1,6 @@
 """Data sheets of the catalogue: devices and classes of links, each figure with its source."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -139,18 +139,16 @@ def _check(known: Sheets) -> None:
             raise ValueError(f"{path}: there is no source {figure.source!r}")
 
 
-def figures(known: Sheets) -> list[tuple[str, Figure]]:
+def figures(known: Sheets) -> Iterator[tuple[str, Figure]]:
     """Every figure of the catalogue with its path, `h100.peak_flops.float16`."""
-    listed: list[tuple[str, Figure]] = []
-    for d in known.devices.values():
-        listed += [
-            (f"{d.name}.{key}", getattr(d, key))
-            for key in ("memory_bytes", "bytes_per_second", "devices_per_host")
-        ]
-        for key in ("peak_flops", "achieved_fraction"):
-            listed += [(f"{d.name}.{key}.{k}", f) for k, f in getattr(d, key).items()]
-    for link in known.links.values():
-        listed += [(f"{link.name}.{k}", f) for k, f in link.figures.items()]
-    for name in ("default_fraction", "error_band", "error_band_unmeasured"):
-        listed.append((name, getattr(known, name)))
-    return listed
+    devices = {name: vars(sheet) for name, sheet in known.devices.items()}
+    links = {name: sheet.figures for name, sheet in known.links.items()}
+    return _figures("", {**devices, **links, **vars(known)})
+
+
+def _figures(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    for name, value in values.items():
+        if isinstance(value, Figure):
+            yield path + name, value
+        elif isinstance(value, dict):
+            yield from _figures(f"{path}{name}.", value)

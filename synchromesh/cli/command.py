@@ -20,11 +20,7 @@ def together(*arguments: Argument) -> Argument:
 
 def either(*arguments: Argument) -> Argument:
     """At most one of them may be given."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        together(*arguments)(parser.add_mutually_exclusive_group())
-
-    return add
+    return lambda parser: together(*arguments)(parser.add_mutually_exclusive_group())
 
 
 def command(
@@ -44,11 +40,7 @@ def command(
 
 def commands(*declared: Argument) -> Argument:
     """One of these commands must follow."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        together(*declared)(parser.add_subparsers(metavar="COMMAND", required=True))
-
-    return add
+    return lambda top: together(*declared)(top.add_subparsers(metavar="COMMAND", required=True))
 
 
 def answer(args: argparse.Namespace, document: object, text: str | Callable[[], object]) -> None:

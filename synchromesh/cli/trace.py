@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.cli import options
-from synchromesh.cli.command import command, option
+from synchromesh.cli.command import answer, command, option
 from synchromesh.runs.run_folder import RunFolder
 
 
@@ -23,14 +23,12 @@ def main(args: argparse.Namespace) -> int:
     path = folder.trace if args.output is None else _written(folder.trace, Path(args.output))
     notes = document["otherData"]
     shown = {"trace": str(path), "events": len(document["traceEvents"]), **notes}
-    if args.json:
-        print(json.dumps(shown))
-        return 0
-    print(
+    text = (
         f"{path}: {_steps(document)}, {shown['events']:,} events "
         f"({notes['computations_left_out']:,} operators below {notes['shorter_than_us']:g} µs "
         "left out); open it in ui.perfetto.dev"
     )
+    answer(args, shown, text)
     return 0
 
 

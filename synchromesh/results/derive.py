@@ -133,13 +133,11 @@ def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
         machine = study.machine
         number = machines.index(machine) + 1
         where = f"machine {number}: {machine.processor} ({machine.cores} cores)"
-        yield replace(study, runs=tuple(_on(where, run) for run in study.runs))
-
-
-def _on(where: str, run: RunResult) -> RunResult:
-    if run.predicted:
-        return run
-    return replace(run, cluster=f"{where}, {run.cluster}" if run.cluster else where)
+        placed = (
+            run if run.predicted else replace(run, cluster=_joined([where, run.cluster]))
+            for run in study.runs
+        )  # fmt: skip
+        yield replace(study, runs=tuple(placed))
 
 
 def _joined(texts: Iterable[str], between: str = ", ") -> str:

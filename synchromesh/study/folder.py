@@ -7,7 +7,6 @@ runs/KEY/trace.json.gz  the Chrome trace of its recorded steps
 results.json, results.csv, report.html"""
 
 import fcntl
-import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.results.run import RunResult
+from synchromesh.runs.timeline import write_chrome_trace
 from synchromesh.study.cell import StudyCell
 from synchromesh.values import document, fields
 
@@ -104,6 +104,5 @@ class StudyFolder:
     def keep(self, cell: StudyCell, result: RunResult, trace: dict[str, Any] | None) -> None:
         """Writes what came of a run; its results last, and entirely or not at all."""
         if trace is not None:
-            with gzip.open(self.run(cell) / "trace.json.gz", "wt") as file:
-                json.dump(trace, file)
+            write_chrome_trace(self.run(cell) / "trace.json.gz", trace)
         document.write(self.run(cell) / "run.json", json.dumps(fields.to_plain(result), indent=1))

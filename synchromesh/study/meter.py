@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from synchromesh.runs.events import EpochMeasured, RunEnded, RunEvent, TurnEnded
+from synchromesh.runs.events import EpochMeasured, RankPrepared, RunEnded, RunEvent, TurnEnded
+from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.utilisation import Utilisation
-from synchromesh.runs.watches import TurnWatch
+from synchromesh.runs.watches import RecordedSteps, RememberedStep, TurnWatch
 from synchromesh.study.channel import Channel
 from synchromesh.study.turns import Turn
 
@@ -40,6 +41,15 @@ class Meter:
         self._steps: list[tuple[float, float, int]] = []  # seconds, loading, rows
         self._granted = self._usual = self._epoch_began = 0.0
         self._used: Utilisation | None = None  # of this turn
+
+    def prepare(
+        self, device: torch.device, sent: Callable[[], int | None],
+        tracker: Callable[[], MemoryTracker],
+    ) -> None:  # fmt: skip
+        """This rank is ready for its first turn. sent: bytes so far. tracker: of its memory."""
+        self.device = device
+        self.watches = {"recorded": RecordedSteps(device, sent), "memory": RememberedStep(tracker)}
+        self.say(RankPrepared(device=device.type))
 
     def step(self, seconds: float, loading: float, rows: int) -> None:
         """After each step, also of one that ran on after the last turn. rows: of all ranks."""

@@ -1,9 +1,8 @@
 """A contestant of ours: `fit` under the strategy's plan, metered."""
 
 from synchromesh.adapt.decision import Decision
-from synchromesh.runs.events import RankPrepared, StepPredicted
+from synchromesh.runs.events import StepPredicted
 from synchromesh.runs.trainer_events import layout_in_force, memory_tracker
-from synchromesh.runs.watches import RecordedSteps, RememberedStep
 from synchromesh.study.cell import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.training import events
@@ -48,15 +47,10 @@ class _Reporter:
         if len(self.job.plans) > 1:
             trainer.switch(trainer.planning.quickest(trainer.traced, self.job.plans).plan)
         predicted = trainer.predict()
-        meter.device = world.device
-        meter.say(RankPrepared(device=world.device.type))
+        meter.prepare(world.device, lambda: world.ledger.sent, lambda: memory_tracker(trainer))
         meter.say(StepPredicted.saying(predicted.to_dict()))
         meter.say(layout_in_force(trainer, seconds=meter.seconds))
         meter.settled = lambda: trainer.settled
-        meter.watches = {
-            "recorded": RecordedSteps(world.device, lambda: world.ledger.sent),
-            "memory": RememberedStep(lambda: memory_tracker(trainer)),
-        }
         meter.begin()
 
     def _switched(self, decision: Decision) -> None:

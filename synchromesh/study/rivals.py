@@ -18,9 +18,8 @@ from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
-from synchromesh.runs.events import RankPrepared
 from synchromesh.runs.memory import MemoryTracker
-from synchromesh.runs.watches import RecordedSteps, RememberedStep, interface_bytes
+from synchromesh.runs.watches import interface_bytes
 from synchromesh.study.cell import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.study.torch_parallelism import Pipelined, data_parallel, fully_sharded
@@ -126,16 +125,10 @@ class _PlainLoop:
     def run(self) -> None:
         """All epochs, or until the study ends it."""
         rival, optimizer = self.rival, self.optimizer
-        self.meter.watches = {
-            "recorded": RecordedSteps(
-                self.world.device, partial(interface_bytes, self.world.size)
-            ),
-            "memory": RememberedStep(
-                lambda: MemoryTracker(rival.parameters, rival.buffers, optimizer)
-            ),
-        }
-        self.meter.device = self.world.device
-        self.meter.say(RankPrepared(device=self.world.device.type))
+        self.meter.prepare(
+            self.world.device, partial(interface_bytes, self.world.size),
+            lambda: MemoryTracker(rival.parameters, rival.buffers, optimizer),
+        )  # fmt: skip
         self.meter.begin()
         epoch = 0
         while not self.meter.over and (self.job.epochs is None or epoch < self.job.epochs):
