@@ -10,15 +10,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synchromesh.catalogue.prices import HourlyPrice, price
 from synchromesh.cli import options
+from synchromesh.results.study import StudySettings
 from synchromesh.study import strategy
-from synchromesh.values.fault import near
+from synchromesh.values.fault import message, near
+from synchromesh.values.fields import to_plain
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from synchromesh.catalogue.prices import HourlyPrice
-    from synchromesh.results.study import StudySettings
     from synchromesh.study.cell import StudyCell
     from synchromesh.workloads.workload import Workload
 
@@ -102,10 +103,8 @@ class AskedStudy:
     def models(self) -> "list[Workload]":
         return [workload for _, _, workload in self.workloads.values()]
 
-    def settings(self, usual: Iterable[int]) -> "StudySettings":
+    def settings(self, usual: Iterable[int]) -> StudySettings:
         """What the runs share. usual: the workloads' batch sizes, where none is asked for."""
-        from synchromesh.results.study import StudySettings
-
         return StudySettings(
             self.strategies, self.devices, self.args.batch_sizes or tuple(usual),
             tuple(range(self.args.seeds)), self.args.scaling, self.epochs, self.steps,
@@ -135,15 +134,10 @@ class AskedStudy:
 
     def document(self) -> dict[str, Any]:
         """What makes a study this one: with another it does not share a folder."""
-        args = self.args
-        sizes = args.batch_sizes or [w.batch_size for w in self.models]
+        args, settings = self.args, self.settings(w.batch_size for w in self.models)
         return {
             "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
-            "strategies": list(self.strategies), "devices": list(self.devices),
-            "batch_sizes": list(sizes), "scaling": args.scaling, "seeds": args.seeds,
-            "epochs": self.epochs, "steps": self.steps, "at_most": args.at_most,
-            "targets": list(map(str, self.targets)),
-            "bf16": args.bf16,
+            **to_plain(settings), "seeds": args.seeds, "bf16": args.bf16,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
 
@@ -174,8 +168,6 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
     ValueError where it fails, or gives means: twice the same rows must give twice the sum.
 
     sampled: rows, at most. alike: how near to the same value that of twice as many is a mean."""
-    from synchromesh.values.fault import message
-
     if workload.metric is None or workload.valid_data is None:
         return ()
     count = min(sampled, workload.batch_size)
@@ -213,9 +205,7 @@ def _metric(
     return {name: float(value) for name, value in (values[0] if carry else values).items()}
 
 
-def _price(args: argparse.Namespace) -> "HourlyPrice | None":
-    from synchromesh.catalogue.prices import HourlyPrice, price
-
+def _price(args: argparse.Namespace) -> HourlyPrice | None:
     if args.instance is None and (args.region or args.price_date):
         raise ValueError("--region and --price-date are those of an --instance: name one")
     if args.hourly_price is not None:

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from synchromesh.cli import options, ranks
 from synchromesh.cli.asked_study import AskedStudy
 from synchromesh.cli.command import command, either, option
+from synchromesh.results.derive import derive
+from synchromesh.results.run import RunResult
+from synchromesh.results.study import StudyResults
+from synchromesh.results.table import table
 from synchromesh.study import strategy, turns
 from synchromesh.values import document
 from synchromesh.values.fault import Stopped
 
 if TYPE_CHECKING:
-    from synchromesh.results.run import RunResult
-    from synchromesh.results.study import StudyResults
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
     from synchromesh.workloads.workload import Workload
@@ -170,11 +172,8 @@ def samples_of(workload: "Workload") -> int | None:
     return None if is_stream(data) else len(data)
 
 
-def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "StudyResults":
+def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> StudyResults:
     from synchromesh.report.page import page
-    from synchromesh.results.derive import derive
-    from synchromesh.results.study import StudyResults
-    from synchromesh.results.table import table
     from synchromesh.runs.machine import machine, versions
 
     results = derive(
@@ -194,7 +193,7 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "St
     return results
 
 
-def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> "list[RunResult]":
+def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> list[RunResult]:
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.runs.flops import gpu, with_flops
     from synchromesh.study.contest import Common, Contest, Trained
@@ -230,7 +229,7 @@ def _most_processes(asked: AskedStudy) -> int:
     return most
 
 
-def _predicted(asked: AskedStudy) -> "Iterator[RunResult]":
+def _predicted(asked: AskedStudy) -> Iterator[RunResult]:
     from synchromesh.study.prediction import predicted
 
     kinds = asked.args.predict

@@ -58,11 +58,15 @@ def _described(args: argparse.Namespace) -> "Description":
     )
 
 
-def set_(args: argparse.Namespace) -> int:
-    """Changes links, processors or memory of one that is up."""
+def _opened(name: str) -> "Lab":
     from synchromesh.lab import Lab
 
-    lab = Lab.open(args.name)
+    return Lab.open(name)
+
+
+def set_(args: argparse.Namespace) -> int:
+    """Changes links, processors or memory of one that is up."""
+    lab = _opened(args.name)
     lab.set(args.host, args.bandwidth, args.cpu, args.uplink, args.memory)
     shown = _document(lab)
     answer(args, shown, lambda: _show(shown))
@@ -71,9 +75,7 @@ def set_(args: argparse.Namespace) -> int:
 
 def do(args: argparse.Namespace) -> int:
     """Does one of `DEEDS` to a host."""
-    from synchromesh.lab import Lab
-
-    lab = Lab.open(args.name)
+    lab = _opened(args.name)
     getattr(lab, args.deed)(args.host)
     answer(args, _document(lab), f"host {args.host} of lab {args.name} is {DEEDS[args.deed][1]}")
     return 0
@@ -81,23 +83,22 @@ def do(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Shows one lab, or all."""
-    from synchromesh.lab import Lab, labs
+    from synchromesh.lab import labs
 
     names, removed = labs()
     _report(removed)
-    if args.name is not None:
-        names = [Lab.open(args.name).name]
-    shown = [_document(Lab.open(name)) for name in names]
+    names = names if args.name is None else [args.name]
+    shown = [_document(_opened(name)) for name in names]
     answer(args, {"labs": shown, "removed": removed}, lambda: _show(*shown))
     return 0
 
 
 def down(args: argparse.Namespace) -> int:
-    from synchromesh.lab import Lab, labs
+    from synchromesh.lab import labs
 
     _, removed = labs()
     if args.name not in removed:
-        Lab.open(args.name).down()
+        _opened(args.name).down()
     _report(removed)
     if args.json or args.name not in removed:
         document = {"name": args.name, "removed": sorted({*removed, args.name})}
@@ -162,9 +163,9 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise ValueError("what shall the hosts run? synchromesh lab run -- COMMAND ...")
     ranks.refuse_inside("lab run", "the command")
-    from synchromesh.lab import HostFailed, Lab
+    from synchromesh.lab import HostFailed
 
-    lab = Lab.open(args.name)
+    lab = _opened(args.name)
     hosts = len(lab.description.hosts)
     start = time.monotonic()
     output = HostOutput(hosts, document=args.json)

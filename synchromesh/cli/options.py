@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from synchromesh.cli.command import Argument, option, together
+from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
     import torch
 
-    from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
 
 N = TypeVar("N", int, float)
@@ -143,10 +143,8 @@ def refusal(output: str, force: bool, endings: tuple[str, ...] = DOCUMENTS) -> s
     return ""
 
 
-def plan(text: str) -> "Plan":
+def plan(text: str) -> Plan:
     """The plan that --plan says; ValueError where it is none or asks for what cannot run yet."""
-    from synchromesh.values.plan import Plan
-
     said = Plan.load(Path(text)) if text.endswith(DOCUMENTS) else Plan.parse(text)
     missing = () if said.automatic else said.unsupported()
     if missing:
@@ -154,7 +152,7 @@ def plan(text: str) -> "Plan":
     return said
 
 
-def check_degrees(plan: "Plan", ranks: int) -> None:
+def check_degrees(plan: Plan, ranks: int) -> None:
     """Raises ValueError where a word of `plan` has no layout on so many ranks, for any model."""
     if plan.automatic or plan.stages:  # which component is in which is the model's to say
         return

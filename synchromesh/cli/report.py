@@ -6,15 +6,15 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from synchromesh.cli import options
 from synchromesh.cli.command import command, option
+from synchromesh.report.numbers import counted
+from synchromesh.results.derive import derive, merged
+from synchromesh.results.run import TimelineSpan
+from synchromesh.results.study import StudyResults
 from synchromesh.values import document
-
-if TYPE_CHECKING:
-    from synchromesh.results.run import TimelineSpan
-    from synchromesh.results.study import StudyResults
 
 RESULTS, STUDY, LOG, TRACE = "results.json", "study.json", "log.jsonl", "trace.json.gz"
 BROKEN = (OSError, EOFError, zlib.error, RecursionError, ValueError, KeyError, TypeError)
@@ -24,9 +24,6 @@ def main(args: argparse.Namespace) -> int:
     output = args.output or (None if args.json else "report.html")
     if output and (refused := options.refusal(output, args.force, (".html", ".htm"))):
         raise ValueError(refused)
-    from synchromesh.report.numbers import counted
-    from synchromesh.results.derive import merged
-
     named = {Path(run).resolve(): Path(run) for run in args.runs}  # each once
     results = merged([load(path) for path in named.values()])
     if output is not None:
@@ -52,11 +49,8 @@ COMMAND = command(
 )  # fmt: skip
 
 
-def load(path: Path) -> "StudyResults":
+def load(path: Path) -> StudyResults:
     """The results of a study or a run. ValueError, with the remedy, where there are none."""
-    from synchromesh.results.derive import derive
-    from synchromesh.results.study import StudyResults
-
     if not path.exists():
         raise ValueError(
             f"{path}: there is no such folder or file; name a study's folder, its {RESULTS}, or a "
@@ -76,16 +70,11 @@ def load(path: Path) -> "StudyResults":
             f"{path}: holds no {RESULTS} of a study and no {LOG} of a run: name a study's folder "
             "(of `synchromesh compare`) or a run folder (of `synchromesh train`)"
         )
-    return derive(_of_run_folder(folder))
-
-
-def _of_run_folder(folder: Path) -> "StudyResults":
     from synchromesh.runs.result import of_log
 
-    trace = folder / TRACE
-    if not trace.is_file():
-        return of_log(_events(folder / LOG), str(folder / LOG))
-    return of_log(_events(folder / LOG), str(folder / LOG), TRACE, _timeline(trace))
+    recorded = (folder / TRACE).is_file()
+    drawn = (TRACE, _timeline(folder / TRACE)) if recorded else (None, ())
+    return derive(of_log(_events(folder / LOG), str(folder / LOG), *drawn))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -110,7 +99,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]":
+def _timeline(path: Path, most: int = 200_000_000) -> tuple[TimelineSpan, ...]:
     """The last step of a trace's first `most` bytes, unpacked. ValueError: not `train`'s."""
     try:
         with gzip.open(path) as file:
@@ -123,9 +112,7 @@ def _timeline(path: Path, most: int = 200_000_000) -> "tuple[TimelineSpan, ...]"
         ) from None
 
 
-def _last_step(events: list[dict[str, Any]]) -> "Iterator[TimelineSpan]":
-    from synchromesh.results.run import TimelineSpan
-
+def _last_step(events: list[dict[str, Any]]) -> Iterator[TimelineSpan]:
     steps = {e["pid"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "step"}
     origin = min(begin for begin, _ in steps.values())
     for event in events:

@@ -11,9 +11,9 @@ from synchromesh.cli.command import command, either, option
 from synchromesh.launch.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
+from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
-    from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
 
 
@@ -83,7 +83,7 @@ class Asked:
     args: argparse.Namespace
     resumed: Resumed | None
     before: dict[str, Any]  # what the resumed run was asked for
-    plan: "Plan"
+    plan: Plan
     seed: int
 
     @classmethod

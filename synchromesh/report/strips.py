@@ -135,7 +135,7 @@ def _fills(plans: Sequence[Strip]) -> list[Fill]:
 
 
 def _draw(width: int, plans: Sequence[Strip]) -> Drawing:
-    heights = [_height(strip) for strip in plans]
+    heights = [SIZES.line + STRIP.tall + 16 + 14 * strip.staged for strip in plans]
     model = SIZES.line + STRIP.tall + 10
     sheet = Drawing(width, 6 + model + sum(heights), _fills(plans))
     axes = sheet.axes(0, 0, width, sheet.height)
@@ -154,10 +154,6 @@ def _draw(width: int, plans: Sequence[Strip]) -> Drawing:
         _strip(sheet, axes, strip.components, y + SIZES.line + 4)
         y += height
     return sheet
-
-
-def _height(strip: Strip) -> int:
-    return SIZES.line + STRIP.tall + 16 + (14 if strip.staged else 0)
 
 
 def _widths(components: Components, width: float) -> list[float]:

@@ -123,11 +123,12 @@ class StepWatch:
 
     def ahead(self, step: int) -> None:
         """Before step `step` of the run."""
-        if step == self.first and self._looks is None:
-            self._begin(self._recording)
-            self.trainer.world.everyone.barrier()
-        elif step == self.last + 1 and self._looks is None:
-            self._begin(self._memory)
+        watches: dict[int, TurnWatch] = {self.first: self._recording, self.last + 1: self._memory}
+        if step in watches and self._looks is None:
+            self._looks = watches[step]
+            self._looks.begin()
+            if self._looks is self._recording:
+                self.trainer.world.everyone.barrier()
         if self._looks is self._recording:
             self._recording.step_begins()
 
@@ -149,10 +150,6 @@ class StepWatch:
         if self._looks is not None:
             self._looks.end()
             self._looks = None
-
-    def _begin(self, watch: TurnWatch) -> None:
-        self._looks = watch
-        watch.begin()
 
     def _of_all(self, own: events.RankRecorded, folder: RunFolder, write: Write) -> Seen:
         everyone, steps = self.trainer.world.everyone, (self.first, self.last)
