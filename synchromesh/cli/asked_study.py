@@ -18,8 +18,6 @@ from synchromesh.values.fault import message, near
 from synchromesh.values.fields import to_plain
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from synchromesh.study.cell import StudyCell
     from synchromesh.workloads.workload import Workload
 
@@ -168,12 +166,25 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
     ValueError where it fails, or gives means: twice the same rows must give twice the sum.
 
     sampled: rows, at most. alike: how near to the same value that of twice as many is a mean."""
-    if workload.metric is None or workload.valid_data is None:
+    import torch
+
+    from synchromesh.trace.capture.batch import pick
+
+    metric: Any = workload.metric
+    if metric is None or workload.valid_data is None:
         return ()
     count = min(sampled, workload.batch_size)
     model, batch = workload.build().eval(), workload.example(count)
+
+    def values(times: int) -> dict[str, float]:
+        rows = torch.arange(times * count) % count
+        carry = () if workload.carry is None else (workload.carry(len(rows)),)
+        with torch.no_grad():
+            given = metric(model, pick(batch, rows), *carry)
+        return {name: float(value) for name, value in (given[0] if carry else given).items()}
+
     try:
-        once, twice = (_metric(workload, model, batch, count, times) for times in (1, 2))
+        once, twice = values(1), values(2)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
@@ -188,21 +199,6 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
                 "the rows, which ranks can add up"
             )
     return tuple(once)
-
-
-def _metric(
-    workload: "Workload", model: "nn.Module", batch: Any, count: int, times: int
-) -> dict[str, float]:
-    import torch
-
-    from synchromesh.trace.capture.batch import pick
-
-    assert workload.metric is not None
-    rows = torch.arange(times * count) % count
-    carry = () if workload.carry is None else (workload.carry(len(rows)),)
-    with torch.no_grad():
-        values = workload.metric(model, pick(batch, rows), *carry)
-    return {name: float(value) for name, value in (values[0] if carry else values).items()}
 
 
 def _price(args: argparse.Namespace) -> HourlyPrice | None:

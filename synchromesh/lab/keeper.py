@@ -71,19 +71,15 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
         os.write(1, READY)
         if os.read(0, 1) == STAY:
-            _close_streams()
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
             while True:
                 signal.pause()
     except KeyboardInterrupt:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     remove(tag, groups, Records())
-
-
-def _close_streams() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
 
 
 def remove(tag: Tag, groups: Groups, records: Records) -> list[str]:

@@ -1,6 +1,6 @@
 """The figure of a recorded step: what each device did when."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from synchromesh.report.drawing import SIZES, Drawing, boxes, fitted
@@ -9,7 +9,7 @@ from synchromesh.report.numbers import devices, seconds, short
 from synchromesh.report.palette import PARTS, Fill
 from synchromesh.report.panels import RowPanels
 from synchromesh.results.groups import RunGroup
-from synchromesh.results.run import RunResult, TimelineSpan
+from synchromesh.results.run import RunResult, TimelineSpan, joined
 
 PANELS = RowPanels(row=20, between=12, below=30, ticks=(8, 4), marked=True)
 KINDS = {
@@ -63,22 +63,11 @@ def _by_device(run: RunResult) -> dict[int, list[TimelineSpan]]:
 
 def _rows(run: RunResult, listed: int) -> Iterator[tuple[str, ...]]:
     for device, spans in _by_device(run).items():
-        seen = [merged((s for s in spans if s.kind == kind), 0.0) for kind in KINDS]
+        seen = [joined(((s.start, s.end) for s in spans if s.kind == kind), 0.0) for kind in KINDS]
         sums = (seconds(sum(end - start for start, end in of)) for of in seen)
         longest = sorted(spans, key=lambda s: s.start - s.end)[:listed]
         named = (f"{short(s.name or s.kind, 40)} {seconds(s.end - s.start)}" for s in longest)
         yield run.strategy, str(device), *sums, "; ".join(named)
-
-
-def merged(spans: Iterable[TimelineSpan], least: float) -> list[tuple[float, float]]:
-    """(start, end) of spans as they would be seen: without gaps shorter than `least` seconds."""
-    seen: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if seen and span.start - seen[-1][1] < least:
-            seen[-1] = seen[-1][0], max(seen[-1][1], span.end)
-        else:
-            seen.append((span.start, span.end))
-    return seen
 
 
 def _draw(width: int, shown: list[RunResult]) -> Drawing:
@@ -98,5 +87,5 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
 def _device(axes: Any, row: int, spans: list[TimelineSpan], pixel: float) -> None:
     for kind, fill in KINDS.items():
         low, high = (row + LANES[kind][0], row + LANES[kind][1])
-        pieces = merged((s for s in spans if s.kind == kind), pixel / 2)
+        pieces = joined(((s.start, s.end) for s in spans if s.kind == kind), pixel / 2)
         boxes(axes, fill, [(a, max(b, a + pixel / 2), low, high) for a, b in pieces])

@@ -2,7 +2,7 @@
 
 Shares are parts of the wall time of a step, as the mean over the devices of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Literal
@@ -91,6 +91,17 @@ class TimelineSpan:
     end: float
     kind: Literal["computation", "communication", "waiting"]
     name: str = ""
+
+
+def joined(pieces: Iterable[tuple[float, float]], least: float) -> list[tuple[float, float]]:
+    """(start, end) as they would be seen: in order, without gaps shorter than `least` seconds."""
+    seen: list[tuple[float, float]] = []
+    for start, end in sorted(pieces):
+        if seen and start - seen[-1][1] < least:
+            start, before = seen.pop()
+            end = max(before, end)
+        seen.append((start, end))
+    return seen
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,10 @@ def cpu_spans(
 def _computations(ordered: Sequence[Range], main: int) -> Iterator[Range]:
     """Operators of the main thread and of autograd's; gloo's threads run some, too."""
     computing = {main} | {r.thread for r in ordered if r.name.startswith(AUTOGRAD)}
-    return (r for r in ordered if _computes(r) and r.thread in computing)
-
-
-def _computes(r: Range) -> bool:
-    return r.operator and "::" in r.name and r.name.partition("::")[0] not in NOT_COMPUTING
+    for r in ordered:
+        library, colons, _ = r.name.partition("::")
+        if r.operator and colons and library not in NOT_COMPUTING and r.thread in computing:
+            yield r
 
 
 def _lane(thread: int) -> str:

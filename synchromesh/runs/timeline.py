@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from synchromesh.results.run import TimelineSpan
+from synchromesh.results.run import TimelineSpan, joined
 from synchromesh.runs.profile_ranges import HOST
 from synchromesh.runs.shares import waits
 from synchromesh.runs.spans import Interval, Intervals, Recording, Span, common, union
@@ -111,20 +111,16 @@ def timeline(recordings: Sequence[Recording], parts: int = 500) -> tuple[Timelin
 def _last_step(recording: Recording, waiting: Intervals, finest: float) -> Iterator[TimelineSpan]:
     rank, step = recording.rank, recording.steps[-1]
     whole = union([step])
+
+    def seen(intervals: Intervals) -> Intervals:
+        return tuple((a, b) for a, b in joined(intervals, finest) if b - a >= finest)
+
     busy = union((s.start, s.end) for s in recording.spans if s.kind == "computation")
-    for start, end in _joined(common(busy, whole), finest):
+    for start, end in seen(common(busy, whole)):
         yield TimelineSpan(rank, start, end, "computation")
     for span in (s for s in recording.spans if s.kind == "communication"):
         start, end = max(span.start, step[0]), min(span.end, step[1])
         if end - start >= finest:
             yield TimelineSpan(rank, start, end, "communication", span.name)
-    for start, end in _joined(common(waiting, whole), finest):
+    for start, end in seen(common(waiting, whole)):
         yield TimelineSpan(rank, start, end, "waiting")
-
-
-def _joined(intervals: Sequence[Interval], finest: float) -> list[Interval]:
-    joined: list[Interval] = []
-    for start, end in intervals:
-        near = joined and start - joined[-1][1] < finest
-        joined.append((joined.pop()[0] if near else start, end))
-    return [(start, end) for start, end in joined if end - start >= finest]

@@ -16,9 +16,8 @@ from synchromesh.report.drawing import (
 )
 from synchromesh.report.lines import spaced
 from synchromesh.report.palette import PARTS
-from synchromesh.report.steps import merged
 from synchromesh.report.strips import STRIP, _widths
-from synchromesh.results.run import ComponentLayout, TimelineSpan
+from synchromesh.results.run import ComponentLayout, joined
 
 
 def picture(width: int) -> Drawing:
@@ -68,10 +67,7 @@ def test_widths_are_shares_of_parameters_with_a_least() -> None:
 
 
 def test_spans_that_are_seen_as_one_are_one() -> None:
-    spans = [
-        TimelineSpan(0, a, b, "computation") for a, b in ((0, 1), (1.05, 2), (3, 4), (3.5, 3.6))
-    ]
-    assert merged(spans, 0.1) == [(0, 2), (3, 4)]
+    assert joined([(3, 4), (0, 1), (1.05, 2), (3.5, 3.6)], 0.1) == [(0, 2), (3, 4)]
 
 
 def test_paths_get_shorter_and_stay_where_they_are() -> None:
