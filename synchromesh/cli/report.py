@@ -72,9 +72,9 @@ def load(path: Path) -> StudyResults:
         )
     from synchromesh.runs.result import of_log
 
-    recorded = (folder / TRACE).is_file()
-    drawn = (TRACE, _timeline(folder / TRACE)) if recorded else (None, ())
-    return derive(of_log(_events(folder / LOG), str(folder / LOG), *drawn))
+    events, trace = _events(folder / LOG), folder / TRACE
+    drawn = (TRACE, _timeline(trace)) if trace.is_file() else (None, ())
+    return derive(of_log(events, str(folder / LOG), *drawn))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
