@@ -28,6 +28,7 @@ from synchromesh.values.fault import Stopped
 if TYPE_CHECKING:
     from synchromesh.study.folder import StudyFolder
     from synchromesh.study.processes import Start
+    from synchromesh.workloads.workload import Workload
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -163,6 +164,14 @@ def _machines(asked: AskedStudy) -> Iterator[_Machines]:
         )  # fmt: skip
 
 
+def samples_of(workload: "Workload") -> int | None:
+    """Of an epoch; None of a stream that does not say."""
+    from synchromesh.workloads.workload import is_stream
+
+    data: Any = workload.train_data
+    return None if is_stream(data) else len(data)
+
+
 def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> StudyResults:
     from synchromesh.report.page import page
     from synchromesh.runs.machine import machine, versions
@@ -188,16 +197,12 @@ def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> list[
     from synchromesh.cli.study_display import StudyDisplay
     from synchromesh.runs.flops import gpu, with_flops
     from synchromesh.study.contest import Common, Contest, Trained
-    from synchromesh.workloads.workload import is_stream
 
     args = asked.args
     trained = {
-        name: Trained(
-            target, data, None if is_stream(workload.train_data) else len(workload.train_data),
-            workload.carry is not None,
-        )
+        name: Trained(target, data, samples_of(workload), workload.carry is not None)
         for name, (target, data, workload) in asked.workloads.items()
-    }  # fmt: skip
+    }
     common = Common(
         trained, machines.start, asked.targets, args.bf16, asked.epochs, asked.steps,
         args.at_most, args.lab is not None, machines.processors,

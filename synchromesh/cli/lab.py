@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -168,8 +169,8 @@ def run(args: argparse.Namespace) -> int:
     lab = _opened(args.name)
     hosts = len(lab.description.hosts)
     start = time.monotonic()
-    output = HostOutput(hosts, document=args.json)
-    running = lab.start(command, args.timeout, listener=output.write)
+    shown = partial(_show_line, hosts > 1, None if args.json else 0)
+    running = lab.start(command, args.timeout, listener=shown)
     received: list[int] = []
     try:
         with _passing_on(running, received):
@@ -190,20 +191,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-class HostOutput:
-    """Where the lines of the hosts go; with a `document` to come, none to standard output."""
-
-    def __init__(self, hosts: int, document: bool) -> None:
-        self._hosts, self._document = hosts, document
-
-    def write(self, host: int, stream: int, line: bytes) -> None:
-        """A line of a host's standard output (1) or standard error (2)."""
-        sys.stdout.flush()
-        if (host, stream) == (0, 1) and not self._document:
-            _write(1, line)
-        else:
-            prefix = f"[host {host}] ".encode() if self._hosts > 1 else b""
-            _write(2, prefix + line)
+def _show_line(several: bool, host_shown: int | None, host: int, stream: int, line: bytes) -> None:
+    """A line of a host's standard output (1) or standard error (2); that of `host_shown` goes to
+    standard output as it is, others to standard error, with their host where there are several."""
+    sys.stdout.flush()
+    if (host, stream) == (host_shown, 1):
+        _write(1, line)
+    else:
+        _write(2, f"[host {host}] ".encode() * several + line)
 
 
 def _write(stream: int, data: bytes) -> None:

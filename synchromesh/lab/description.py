@@ -188,18 +188,15 @@ class Description(document.Document):
             )
         by_host = zip(*(v if _is_sequence(v) else [v] * count for v in values), strict=True)
         cores = os.cpu_count() or 1
-        return cls(
-            tuple(
-                Emulated(
-                    parse_bandwidth(rate),
-                    parse_share(part, cores),
-                    parse_memory(limit) if limit is not None else None,
-                )
-                for rate, part, limit in by_host
-            ),
-            tuple(tuple(rack) for rack in racks),
-            None if uplink is None else parse_bandwidth(uplink),
-        )
+        made = tuple(
+            Emulated(
+                parse_bandwidth(rate), parse_share(part, cores),
+                None if limit is None else parse_memory(limit),
+            )
+            for rate, part, limit in by_host
+        )  # fmt: skip
+        between = None if uplink is None else parse_bandwidth(uplink)
+        return cls(made, tuple(tuple(rack) for rack in racks), between)
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "lab") -> "Description":

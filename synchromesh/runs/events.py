@@ -4,7 +4,7 @@ log, ranks of a study send them to it; of both `result.py` makes a `RunResult`."
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, dataclass_transform
 
 from synchromesh.results.run import ComponentLayout, Layouts
 from synchromesh.results.study import StudyMachine
@@ -18,10 +18,11 @@ Positive = Annotated[int, Within(1, 2**40)]
 Seconds = Annotated[float, Within(0)]
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """Something that a run says, under `name`. time: seconds since the Unix epoch, in a log. more:
-    what is said besides the fields of its class."""
+    """Something that a run says, under `name`; its kinds are frozen dataclasses. time: seconds
+    since the Unix epoch, in a log. more: what is said besides the fields of its class."""
 
     name: ClassVar[str]
     omitted: ClassVar[tuple[str, ...]] = ()  # fields that the log leaves out where they are None
@@ -31,6 +32,7 @@ class RunEvent:
 
     def __init_subclass__(cls, name: str) -> None:
         cls.name = name
+        dataclass(frozen=True, kw_only=True)(cls)
 
     @classmethod
     def saying(cls, values: Mapping[str, Any]) -> Self:
@@ -85,7 +87,6 @@ class RankMachine:
         return StudyMachine(self.processor, cores, self.memory_bytes, devices, self.system)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStarted(RunEvent, name="start"):
     """Before the first step: what was asked, of which machines (by rank)."""
 
@@ -107,7 +108,6 @@ class RunStarted(RunEvent, name="start"):
         return self.machines[0] if self.machines else RankMachine()
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunResumed(RunEvent, name="resume"):
     """Training goes on from a checkpoint, after `step`."""
 
@@ -115,7 +115,6 @@ class RunResumed(RunEvent, name="resume"):
     step: Count
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayoutInForce(RunEvent, name="layout"):
     """The plan that holds after `step`; where it was switched to, why and what that took. seconds:
     of training so far, in a study."""
@@ -138,7 +137,6 @@ class LayoutInForce(RunEvent, name="layout"):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepPredicted(RunEvent, name="prediction"):
     """What steps should take under the plan in force, as `Candidate.to_dict` has it."""
 
@@ -151,19 +149,16 @@ class StepPredicted(RunEvent, name="prediction"):
         return max((size for size in self.memory_bytes if size is not None), default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanChosen(RunEvent, name="choice"):
     """How the plan was found, as `Choice.to_dict` has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepLoss(RunEvent, name="step"):
     step: Count
     epoch: Count
     loss: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsTimed(RunEvent, name="steps"):
     """What steps `first`, `first` + 1 ... took on a rank: columns with an entry for each.
 
@@ -181,7 +176,6 @@ class StepsTimed(RunEvent, name="steps"):
     special: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TurnEnded(StepsTimed, name="turn"):
     """The steps of a turn that a study granted a rank.
 
@@ -196,14 +190,12 @@ class TurnEnded(StepsTimed, name="turn"):
     settled: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankPrepared(RunEvent, name="prepared"):
     """A rank of a study is ready for its first turn, on a device of that type."""
 
     device: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankRecorded(RunEvent, name="rank recording"):
     """What one rank recorded, and the bytes that it sent in such a step; None: not known."""
 
@@ -211,7 +203,6 @@ class RankRecorded(RunEvent, name="rank recording"):
     sent: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsRecorded(RunEvent, name="recording"):
     """The recorded steps (first and last) of all ranks: `Shares` by rank and their mean, bytes
     that each rank sent in a step, the trace's file, its spans, and operators left out of it."""
@@ -230,12 +221,10 @@ class StepsRecorded(RunEvent, name="recording"):
         return None if value is None else document.number(value, f"{self.name}.mean.{name}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryPeak(RunEvent, name="rank memory"):
     peak: MemoryByKind
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryTracked(RunEvent, name="memory"):
     """The memory of all ranks at the peak of a step; by: who tells."""
 
@@ -244,7 +233,6 @@ class MemoryTracked(RunEvent, name="memory"):
     by: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanDecided(RunEvent, name="adapt"):
     """The adapter's decision, as `Decision.to_dict` has it."""
 
@@ -252,7 +240,6 @@ class PlanDecided(RunEvent, name="adapt"):
     predicted_after: Seconds | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class SwitchMeasured(RunEvent, name="adapted"):
     """What steps take since a switch, as `Decision.to_dict` has it."""
 
@@ -270,7 +257,6 @@ def logged_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"valid_{n}" if n in LOGGED else n: value for n, value in metrics.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpochMeasured(RunEvent, name="epoch"):
     """An epoch and its validation.
 
@@ -310,26 +296,22 @@ class EpochMeasured(RunEvent, name="epoch"):
         return {**super().to_dict(), **logged_metrics(self.metrics)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(RunEvent, name="checkpoint"):
     path: str
     step: Count
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointNotSaved(RunEvent, name="unsaved"):
     path: str
     step: Count
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStopped(RunEvent, name="stop"):
     signal: str
     step: Count
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunEnded(RunEvent, name="end"):
     """The last thing that a run says; plan: the last one, None of rivals of ours."""
 

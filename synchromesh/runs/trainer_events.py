@@ -35,27 +35,22 @@ def layout_in_force(
     trainer: Trainer, switch: Decision | None = None, seconds: float | None = None
 ) -> LayoutInForce:
     """The trainer's, in words of plans. switch: what brought it; seconds: of training so far."""
-    components = component_layouts(trainer)
-    event = LayoutInForce(
-        step=trainer.steps, plan=str(trainer.plan), components=components, seconds=seconds
-    )
-    if switch is None:
-        return event
-    why, pause = f"{switch.noticed}: {switch.reason}", switch.pause_seconds
-    return replace(event, reason=why, pause_seconds=pause, bytes_moved=switch.bytes_moved)
-
-
-def component_layouts(trainer: Trainer) -> tuple[ComponentLayout, ...]:
-    """Of every component, in the order of the chain. Stages are groups of devices, from 0."""
     made = trainer.partition.components
-    firsts = sorted({local.layout.first for local in made})
-    return tuple(
+    firsts = sorted({local.layout.first for local in made})  # of stages, groups of devices
+    components = (
         ComponentLayout(
             local.component.name, word(local.layout), firsts.index(local.layout.first),
             local.component.parameter_bytes,
         )
         for local in made
     )  # fmt: skip
+    event = LayoutInForce(
+        step=trainer.steps, plan=str(trainer.plan), components=tuple(components), seconds=seconds
+    )
+    if switch is None:
+        return event
+    why, pause = f"{switch.noticed}: {switch.reason}", switch.pause_seconds
+    return replace(event, reason=why, pause_seconds=pause, bytes_moved=switch.bytes_moved)
 
 
 def word(layout: Layout) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -93,15 +94,12 @@ def grid(workload: str, settings: StudySettings) -> list[StudyCell]:
     is `single`. Under weak scaling a batch size is that of one device. ValueError where two plans
     would share a name."""
     cells: dict[StudyCell, None] = {}
-    for seed in settings.seeds:
-        for batch in settings.batch_sizes:
-            for devices in sorted(settings.devices):
-                for strategy in settings.strategies:
-                    count = 1 if strategy == SINGLE else devices
-                    if count == 1 and strategy != SINGLE:
-                        continue
-                    rows = batch * count if settings.scaling == "weak" else batch
-                    cells[StudyCell(workload, strategy, count, rows, seed)] = None
+    asked = settings.seeds, settings.batch_sizes, sorted(settings.devices), settings.strategies
+    for seed, batch, devices, strategy in product(*asked):
+        count = 1 if strategy == SINGLE else devices
+        if count > 1 or strategy == SINGLE:
+            rows = batch * count if settings.scaling == "weak" else batch
+            cells[StudyCell(workload, strategy, count, rows, seed)] = None
     require_distinct(list(cells))
     return list(cells)
 
