@@ -133,8 +133,12 @@ class AskedStudy:
     def document(self) -> dict[str, Any]:
         """What makes a study this one: with another it does not share a folder."""
         args, settings = self.args, self.settings(w.batch_size for w in self.models)
+        named = [target.rpartition(":")[0] for target in args.targets]
+        # with another file it is another study
+        files = {name: Path(name).read_bytes() for name in named if name.endswith(".py")}
         return {
-            "workloads": list(self.workloads), "data": args.data, **_digests(args.targets),
+            "workloads": list(self.workloads), "data": args.data,
+            **{f"file {name}": hashlib.sha256(code).hexdigest() for name, code in files.items()},
             **to_plain(settings), "seeds": args.seeds, "bf16": args.bf16,
             "lab": args.lab and Path(args.lab).read_text(),
         }  # fmt: skip
@@ -153,12 +157,6 @@ def _require_rows(cells: "Sequence[StudyCell]") -> None:
                 f"{names} give each device one or more: ask for fewer devices, or for larger "
                 "batches with --batch-sizes"
             )
-
-
-def _digests(targets: list[str]) -> dict[str, str]:
-    """SHA-256 of each file that a TARGET names: with another one it is another study."""
-    files = [file for target in targets if (file := target.rpartition(":")[0]).endswith(".py")]
-    return {f"file {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
 
 def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import Any, ClassVar
 
-from rich import console
+from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,7 @@ from rich.text import Text
 from synchromesh.values.fault import printable
 
 
-class Console(console.Console):
+class Console(RichConsole):
     """Rich's, without its exit code 1 where the reader, `head` for one, has seen enough."""
 
     @classmethod
@@ -46,12 +46,16 @@ def table(
     return made
 
 
+def shown(form: str, value: float | None) -> str:
+    return "-" if value is None else form.format(value)
+
+
 @contextmanager
 def working(quiet: float = 2.0) -> Iterator[Callable[[str], None]]:
     """Shows, on terminals, after so many seconds, what its caller says that it is doing."""
-    shown = Console(stderr=True)
-    line = shown.status("")
-    timer = Timer(quiet, line.start if shown.is_terminal else str)
+    console = Console(stderr=True)
+    line = console.status("")
+    timer = Timer(quiet, line.start if console.is_terminal else str)
     timer.start()
     try:
         yield lambda text: line.update(Text(printable(text)))

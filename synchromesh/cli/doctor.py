@@ -61,7 +61,7 @@ def _report(args: argparse.Namespace, measured: "Survey") -> None:
     write(path, cluster.to_json() if path.suffix == ".json" else cluster.to_yaml())
     problems = [x.sentence for x in findings if x.level == "problem"]
     document = {
-        **measured.to_dict(), "checks": [x.to_dict() for x in findings], "passed": not problems,
+        **measured.to_dict(), "checks": [vars(x) for x in findings], "passed": not problems,
         "cluster": cluster.to_dict(), "output": str(path),
     }  # fmt: skip
     answer(args, document, lambda: _show(measured, findings, f"{cluster} -> {path}"))

@@ -1,10 +1,10 @@
 """`synchromesh plan TARGET --cluster C` (or `--profile FILE`): ranked plans without devices."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from synchromesh import catalogue
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.values import size as sizes
@@ -29,7 +29,9 @@ def size(text: str) -> float:
 def main(args: argparse.Namespace) -> int:
     made: LayerPlanned | Planned
     if args.clusters:
-        return _list(args)
+        names = catalogue.names()
+        answer(args, {"clusters": list(names)}, "\n".join(names))
+        return 0
     if (args.target is None) == (args.profile is None):
         raise ValueError(
             "plan needs either a TARGET or a --profile FILE (or --clusters, which lists the "
@@ -101,29 +103,24 @@ def _of_model(args: argparse.Namespace) -> "Planned":
 
     with ranks.uncollected(), working() as say:
         from synchromesh.cli.choice import show_planned
+        from synchromesh.planning import offline as planning
+        from synchromesh.workloads.stand_in import stand_in
 
-        made = _planned(args, say)
+        cluster = planning.cluster_of(args.cluster or _here())
+        given = [options.plan(text) for text in args.plan]
+        for plan in given:
+            options.check_degrees(plan, len(cluster.ranks))
+        workload = options.example(args)
+        made = planning.plan(
+            stand_in(workload), workload.loss, workload.example(),
+            optimizer=workload.build_optimizer, cluster=cluster, memory=args.memory,
+            headroom=args.headroom, plans=given, explained=args.explain,
+            autocast=options.precision(args.bf16), carry=workload.carry, say=say,
+        )  # fmt: skip
     title = f"{args.target}, bf16" if args.bf16 else args.target
     document = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
     answer(args, document, lambda: show_planned(title, made))
     return made
-
-
-def _planned(args: argparse.Namespace, say: Callable[[str], None]) -> "Planned":
-    from synchromesh.planning import offline as planning
-    from synchromesh.workloads.stand_in import stand_in
-
-    cluster = planning.cluster_of(args.cluster or _here())
-    given = [options.plan(text) for text in args.plan]
-    for plan in given:
-        options.check_degrees(plan, len(cluster.ranks))
-    workload = options.example(args)
-    return planning.plan(
-        stand_in(workload), workload.loss, workload.example(), optimizer=workload.build_optimizer,
-        cluster=cluster, memory=args.memory, headroom=args.headroom, plans=given,
-        explained=args.explain, autocast=options.precision(args.bf16), carry=workload.carry,
-        say=say,
-    )  # fmt: skip
 
 
 def _here() -> str:
@@ -133,11 +130,3 @@ def _here() -> str:
             f"a {FILE} here, which `synchromesh doctor` measures"
         )
     return FILE
-
-
-def _list(args: argparse.Namespace) -> int:
-    from synchromesh import catalogue
-
-    names = catalogue.names()
-    answer(args, {"clusters": list(names)}, "\n".join(names))
-    return 0

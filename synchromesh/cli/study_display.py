@@ -8,7 +8,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from synchromesh.cli.console import Console, table
+from synchromesh.cli.console import Console, shown, table
 from synchromesh.report.numbers import joined
 from synchromesh.results.groups import RunComparison, RunGroup, comparisons
 from synchromesh.results.study import StudyResults
@@ -69,8 +69,8 @@ def show(results: StudyResults, folder: Path) -> None:
         metric = next(iter(comparison.metrics), "")
         columns = ("strategy", "devices", "step", "speedup", "waits", "memory", metric, "plan")
         rows = (_cells(group, metric) for group in comparison.groups)
-        shown = [name for name in columns if name]
-        console.print(table(_title(comparison), shown, rows, left=("strategy", "plan")))
+        known = [name for name in columns if name]
+        console.print(table(_title(comparison), known, rows, left=("strategy", "plan")))
     console.print(Text(printable(f"{folder}/report.html, results.json, results.csv")))
 
 
@@ -84,23 +84,19 @@ def _title(comparison: RunComparison) -> str:
 def _cells(group: RunGroup, metric: str) -> list[str]:
     step, end = group.step_seconds, group.ends(metric) if metric else None
     memory = max((m.total for run in group.done for m in run.peak_memory_bytes), default=0)
-    shown = [
+    cells = [
         group.first.strategy, str(group.first.devices),
-        _shown("{:.1f} ms", step.median * 1e3 if step else None),
-        _shown("{:.2f}", group.median(lambda run: run.speedup) or None),
-        _shown("{:.0%}", group.median(lambda run: run.exposed_share)),
+        shown("{:.1f} ms", step.median * 1e3 if step else None),
+        shown("{:.2f}", group.median(lambda run: run.speedup) or None),
+        shown("{:.0%}", group.median(lambda run: run.exposed_share)),
         readable(memory) if memory else "-",
     ]  # fmt: skip
     if metric:
-        shown.append(_shown("{:.4g}", end.mean if end else None))
-    return [*shown, _plans(group)]
+        cells.append(shown("{:.4g}", end.mean if end else None))
+    return [*cells, _plans(group)]
 
 
 def _plans(group: RunGroup) -> str:
     plans = dict.fromkeys(run.plan for run in group.done if run.plan)
     failed = dict.fromkeys(run.reason for run in group.runs if run.status == "failed")
     return "; ".join([*plans, *(f"failed: {reason}" for reason in failed)])
-
-
-def _shown(form: str, value: float | None) -> str:
-    return "-" if value is None else form.format(value)

@@ -149,7 +149,10 @@ def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | N
     if args.output:
         folder = RunFolder(Path(os.path.abspath(args.output)))
         own = resumed and resumed.folder and resumed.folder.path.resolve() == folder.path.resolve()
-        if folder.holds_run() and not own and _begins():
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        # nobody has begun this run: no launcher of ours, no other rank, no torchrun
+        begins = not launched() and ranks.first() and not again
+        if folder.holds_run() and not own and begins:
             raise ValueError(
                 f"--output {args.output} holds a run already: --resume {args.output} goes on with "
                 "it, another --output begins a new one"
@@ -158,9 +161,3 @@ def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | N
     if resumed and resumed.folder:
         return resumed.folder
     return RunFolder(run_folder.default(workload.name or "run"))
-
-
-def _begins() -> bool:
-    """Whether nobody has begun this run: no launcher of ours, no other rank, no torchrun."""
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return not launched() and ranks.first() and not again

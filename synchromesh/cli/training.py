@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
-from synchromesh.cli.console import Display, summary
+from synchromesh.cli.console import Display, shown, summary
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
@@ -262,10 +262,10 @@ class _Report:
             )
         )  # fmt: skip
         metrics = logged.logged_metrics(event.metrics)
-        shown = "".join(f"  {name} {_shown(value)}" for name, value in metrics.items())
+        values = "".join(f"  {name} {_metric(value)}" for name, value in metrics.items())
         self.display.say(
-            f"epoch {event.epoch}  step {event.step}  loss {_number(event.loss)}"
-            f"{shown}  {event.samples_per_second:,.0f} samples/s"
+            f"epoch {event.epoch}  step {event.step}  loss {shown('{:.4f}', event.loss)}"
+            f"{values}  {event.samples_per_second:,.0f} samples/s"
         )
 
     def _finished(self, event: events.Finished) -> None:
@@ -295,12 +295,16 @@ class _Report:
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:
             return print(json.dumps(finite(values)), file=self.document, flush=True)
-        measured, predicted = map(_milliseconds, (result.step_seconds, self.predicted))
+        measured, predicted = (
+            shown("{:.1f} ms", None if seconds is None else seconds * 1e3)
+            for seconds in (result.step_seconds, self.predicted)
+        )
         rows = {
-            "epochs": f"{result.epochs} ({result.steps} steps)", "loss": _number(result.loss),
-            **{name: _shown(value) for name, value in metrics.items()},
-            "best": "-" if result.best is None else _shown(result.best),
-            "samples per second": f"{speed:,.0f}", "seconds": f"{result.seconds:.1f}",
+            "epochs": f"{result.epochs} ({result.steps} steps)",
+            "loss": shown("{:.4f}", result.loss),
+            **{name: _metric(value) for name, value in metrics.items()},
+            "best": _metric(result.best), "samples per second": f"{speed:,.0f}",
+            "seconds": f"{result.seconds:.1f}",
             "step": f"{measured} measured, {predicted} predicted",
             "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
             "run folder": str(self.folder.path),
@@ -308,13 +312,5 @@ class _Report:
         summary(f"{self.job.workload.name}", rows)
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _shown(value: float) -> str:
-    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
+def _metric(value: float | None) -> str:
+    return shown("{:.2%}" if value is None or 0 <= value <= 1 else "{:.4g}", value)

@@ -104,6 +104,8 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
+    versions = [study.versions for study in studies]
+    names = dict.fromkeys(name for of_study in versions for name in of_study)
     return derive(
         replace(
             first, title=_joined(study.title for study in studies),
@@ -113,7 +115,8 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             runs=tuple(run for study in _placed(studies) for run in derive(study).runs),
             settings=StudySettings(scaling=first.settings.scaling),
             cluster=_same([study.cluster for study in studies]),
-            emulated=any(study.emulated for study in studies), versions=_versions(studies),
+            emulated=any(study.emulated for study in studies),
+            versions={n: _joined((v.get(n, "") for v in versions), " and ") for n in names},
             price=_same([study.price for study in studies]),
         )
     )  # fmt: skip
@@ -142,8 +145,3 @@ def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
 
 def _joined(texts: Iterable[str], between: str = ", ") -> str:
     return between.join(dict.fromkeys(text for text in texts if text))
-
-
-def _versions(studies: Sequence[StudyResults]) -> dict[str, str]:
-    names = dict.fromkeys(name for study in studies for name in study.versions)
-    return {n: _joined((study.versions.get(n, "") for study in studies), " and ") for n in names}

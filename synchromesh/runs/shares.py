@@ -19,7 +19,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 from synchromesh.runs.spans import (
     Intervals,
@@ -49,9 +48,6 @@ class Shares:
     other: float
     seconds: float
     exposed_by: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "exposed_by": dict(self.exposed_by)}
 
 
 def shares(recordings: Sequence[Recording]) -> list[Shares]:

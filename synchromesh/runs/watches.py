@@ -174,7 +174,7 @@ def steps_recorded(
     """What all ranks recorded, on a common clock, and sent in a step. more: further fields."""
     by_rank = shares(recordings)
     return events.StepsRecorded(
-        shares=tuple(s.to_dict() for s in by_rank), mean=mean(by_rank).to_dict(),
+        shares=tuple(map(to_plain, by_rank)), mean=to_plain(mean(by_rank)),
         sent_bytes_per_step=() if None in sent else tuple(n for n in sent if n is not None),
         spans=sum(len(r.spans) for r in recordings), **more,
     )  # fmt: skip
