@@ -7,7 +7,7 @@ with its source; the rest of the last host is what remains of COUNT."""
 import re
 
 from synchromesh.catalogue.sheet import Sheets, sheets
-from synchromesh.values.cluster import Cluster, Device, Host
+from synchromesh.values.cluster import Cluster, Host
 from synchromesh.values.fault import near
 
 SLOWER = ("ethernet25", "ethernet100")  # networks that `names` lists beside the usual one
@@ -47,7 +47,9 @@ def cluster(name: str, most: int = 65_536) -> Cluster:
 
 def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> Cluster:
     sheet = known.devices[kind]
-    hosts = _hosts(sheet.device(known.default_fraction), count, int(sheet.devices_per_host.value))
+    device, each = sheet.device(known.default_fraction), int(sheet.devices_per_host.value)
+    filled = (min(each, count - start) for start in range(0, count, each))
+    hosts = tuple(Host(f"host{i}", (device,) * number) for i, number in enumerate(filled))
     used = [sheet.inside] if len(hosts[0].devices) > 1 else []
     used += [network] if len(hosts) > 1 else []
     rate = [known.links[link].figures["bytes_per_second"].status for link in used]
@@ -58,9 +60,3 @@ def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> C
         inside=known.links[sheet.inside].link if sheet.inside in used else None,
         network=known.links[network].link if network in used else None, error_band=band.value,
     )  # fmt: skip
-
-
-def _hosts(device: Device, count: int, each: int) -> tuple[Host, ...]:
-    """Hosts of `each` devices, the last one with what remains."""
-    left = (min(each, count - start) for start in range(0, count, each))
-    return tuple(Host(f"host{i}", (device,) * number) for i, number in enumerate(left))

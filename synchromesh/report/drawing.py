@@ -215,18 +215,15 @@ def _kept(element: ElementTree.Element) -> list[ElementTree.Element]:
     kept: list[ElementTree.Element] = []
     for child in element:
         _clean(child)
-        if child.tag in ("metadata", "style") or _invisible(child):
+        style = child.get("style", "")
+        unseen = child.tag == "path" and "fill:none" in style and "stroke:" not in style
+        if child.tag in ("metadata", "style") or unseen:
             continue
         if (child.tag == "g" and not child.attrib) or (child.tag == "defs" and not len(child)):
             kept.extend(child)
         else:
             kept.append(child)
     return kept
-
-
-def _invisible(element: ElementTree.Element) -> bool:
-    style = element.get("style", "")
-    return element.tag == "path" and "fill:none" in style and "stroke:" not in style
 
 
 def _rounded(value: str) -> str:

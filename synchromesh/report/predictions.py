@@ -1,7 +1,7 @@
 """The figure of predicted beside measured step times."""
 
 from collections.abc import Iterator
-from math import exp, log
+from math import sqrt
 
 from synchromesh.report.drawing import SIZES, Drawing, marker
 from synchromesh.report.figure import PageFigure, Subject
@@ -73,13 +73,8 @@ def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> 
 
 
 def _ticks(least: float, most: float, count: int) -> list[float]:
-    ticks = [
-        digit * 10.0**power
-        for power in range(-9, 9)
-        for digit in (1, 2, 5)
-        if least <= digit * 10.0**power <= most
-    ]
+    numbers = (digit * 10.0**power for power in range(-9, 9) for digit in (1, 2, 5))
+    ticks = [number for number in numbers if least <= number <= most]
     if not ticks:
-        middle = exp((log(least) + log(most)) / 2)
-        return [float(f"{middle:.1g}")]
+        return [float(f"{sqrt(least * most):.1g}")]
     return ticks[:: -(-len(ticks) // count)]

@@ -12,7 +12,7 @@ from typing import Any
 from synchromesh.report.drawing import SIZES, Box, Drawing, filled, fitted, lines, width_of
 from synchromesh.report.figure import PageFigure, PageTable, Subject
 from synchromesh.report.numbers import NONE, devices, joined, listed, seconds, size
-from synchromesh.report.palette import INKS, LAYOUTS, Fill, layout_fill
+from synchromesh.report.palette import INKS, LAYOUTS, layout_fill
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import ComponentLayout, Layouts, RunResult
 
@@ -129,15 +129,12 @@ def _cell(component: ComponentLayout | None, staged: bool) -> str:
     return component.layout + (f", stage {component.stage}" if staged else "")
 
 
-def _fills(plans: Sequence[Strip]) -> list[Fill]:
-    fills = list(dict.fromkeys(layout_fill(c.layout) for s in plans for c in s.components))
-    return sorted(fills, key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
-
-
 def _draw(width: int, plans: Sequence[Strip]) -> Drawing:
     heights = [SIZES.line + STRIP.tall + 16 + 14 * strip.staged for strip in plans]
     model = SIZES.line + STRIP.tall + 10
-    sheet = Drawing(width, 6 + model + sum(heights), _fills(plans))
+    fills = dict.fromkeys(layout_fill(c.layout) for s in plans for c in s.components)
+    legend = sorted(fills, key=lambda fill: [*LAYOUTS.values(), fill].index(fill))
+    sheet = Drawing(width, 6 + model + sum(heights), legend)
     axes = sheet.axes(0, 0, width, sheet.height)
     axes.set(xlim=(0, width), ylim=(sheet.height, 0))
     axes.axis("off")

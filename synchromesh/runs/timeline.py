@@ -7,14 +7,14 @@ Event Format", Google, JSON object form: `X` complete events, `M` metadata, `i` 
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from synchromesh.results.run import TimelineSpan, joined
 from synchromesh.runs.profile_ranges import HOST
 from synchromesh.runs.shares import waits
-from synchromesh.runs.spans import Interval, Intervals, Recording, Span, common, union
+from synchromesh.runs.spans import Intervals, Recording, Span, common, union
 
 Event = dict[str, Any]
 
@@ -32,10 +32,12 @@ def chrome_trace(
     events: list[Event] = []
     dropped = 0
     for recording, waiting in zip(recordings, waits(recordings), strict=True):
-        drawn = list(_inside_steps(recording))
+        first, last = recording.steps[0][0], recording.steps[-1][1]
+        inside = [s for s in recording.spans if s.start < last and s.end > first]
+        drawn = [s for s in inside if s.name != HOST]
         kept = [s for s in drawn if s.kind == "communication" or s.seconds * 1e6 >= shortest_us]
         dropped += len(drawn) - len(kept)
-        events += _Process(recording.rank, origin).events(recording.steps, kept, waiting)
+        events += _process(recording, origin, kept, waiting)
     left_out = {"computations_left_out": dropped, "shorter_than_us": shortest_us}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**notes, **left_out}}
 
@@ -45,50 +47,39 @@ def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
     path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
 
 
-def _inside_steps(recording: Recording) -> Iterator[Span]:
-    first, last = recording.steps[0][0], recording.steps[-1][1]
-    return (s for s in recording.spans if s.start < last and s.end > first and s.name != HOST)
+def _process(
+    recording: Recording, origin: float, spans: Sequence[Span], waiting: Intervals
+) -> Iterator[Event]:
+    """A rank: thread 0 has the steps, one for each lane its spans, the last what it waits.
 
+    origin: the time that is 0 in the trace."""
+    rank = recording.rank
+    lanes = dict.fromkeys(span.lane for span in spans)
+    threads, last = {lane: n for n, lane in enumerate(lanes, 1)}, 1 + len(lanes)
 
-@dataclass(frozen=True)
-class _Process:
-    """A rank in a Chrome trace. origin: the time that is 0 there."""
+    def metadata(what: str, **value: Any) -> Event:
+        return {"ph": "M", "pid": rank, "name": what, "args": value}
 
-    rank: int
-    origin: float
+    def complete(thread: int, name: str, kind: str, start: float, end: float) -> Event:
+        times = {"ts": _us(start - origin), "dur": _us(end - start)}
+        return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": kind, **times}
 
-    def events(
-        self, steps: Sequence[Interval], spans: Sequence[Span], waiting: Intervals
-    ) -> Iterator[Event]:
-        """Of thread 0, the steps; of a thread for each lane; of one for what the rank waits."""
-        lanes = dict.fromkeys(span.lane for span in spans)
-        threads, last = {lane: n for n, lane in enumerate(lanes, 1)}, 1 + len(lanes)
-        yield self._metadata("process_name", name=f"rank {self.rank}")
-        yield self._metadata("process_sort_index", sort_index=self.rank)
-        named = {"steps": 0, **threads}
-        if waiting:
-            named["waiting for other ranks"] = last
-        for name, thread in named.items():
-            yield {"tid": thread, **self._metadata("thread_name", name=name)}
-        for number, (start, end) in enumerate(steps, 1):
-            yield self._complete(0, f"step {number}", "step", start, end)
-            begins = {"name": f"step {number} begins", "ts": _us(start - self.origin)}
-            yield {"ph": "i", "pid": self.rank, "tid": 0, **begins, "s": "p"}
-        for span in spans:
-            args = {"args": {"ranks": list(span.ranks)}} if span.ranks else {}
-            whole = self._complete(threads[span.lane], span.name, span.kind, span.start, span.end)
-            yield {**whole, **args}
-        for start, end in waiting:
-            yield self._complete(last, "waiting", "waiting", start, end)
-
-    def _complete(self, thread: int, name: str, kind: str, start: float, end: float) -> Event:
-        return {
-            "ph": "X", "pid": self.rank, "tid": thread, "name": name, "cat": kind,
-            "ts": _us(start - self.origin), "dur": _us(end - start),
-        }  # fmt: skip
-
-    def _metadata(self, what: str, **value: Any) -> Event:
-        return {"ph": "M", "pid": self.rank, "name": what, "args": value}
+    yield metadata("process_name", name=f"rank {rank}")
+    yield metadata("process_sort_index", sort_index=rank)
+    named = {"steps": 0, **threads}
+    if waiting:
+        named["waiting for other ranks"] = last
+    for name, thread in named.items():
+        yield {"tid": thread, **metadata("thread_name", name=name)}
+    for number, (start, end) in enumerate(recording.steps, 1):
+        yield complete(0, f"step {number}", "step", start, end)
+        begins = {"name": f"step {number} begins", "ts": _us(start - origin)}
+        yield {"ph": "i", "pid": rank, "tid": 0, **begins, "s": "p"}
+    for span in spans:
+        args = {"args": {"ranks": list(span.ranks)}} if span.ranks else {}
+        yield {**complete(threads[span.lane], span.name, span.kind, span.start, span.end), **args}
+    for start, end in waiting:
+        yield complete(last, "waiting", "waiting", start, end)
 
 
 def _us(seconds: float) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from synchromesh.results.run import RunResult, TimelineSpan
+from synchromesh.results.run import RunResult
 from synchromesh.runs import events
 from synchromesh.runs.result import E, TimedSteps, epochs, of_kind, run_result
 from synchromesh.runs.spans import Recording
@@ -73,11 +73,15 @@ class RunRecord:
         by steps, whose seconds are those of so many, however many were timed. ValueError where the
         loss or a metric is no finite number."""
         _require_finite(self.of(events.EpochMeasured))
-        metrics, timed = epochs(self.said[0]), self._timed()
+        metrics, timed, recordings = epochs(self.said[0]), self._timed(), self.recordings()
         done = replace(
             self.failed(""), status="done", plan=self.of(events.RunEnded)[0].plan,
-            reason="" if timed.seconds else self._untimed(), timeline=self._timeline(),
+            # one picture of each strategy is enough
+            timeline=timeline(recordings) if recordings and self.cell.seed == 0 else (),
             **self._utilisation() if timed.wall else {},
+            reason="" if timed.seconds else
+            f"no step of full size was timed: the run had {self.spent()[1]} in all, of which the "
+            "first ones and those that are watched are not; train for more epochs",
         )  # fmt: skip
         run = run_result(done, [*self.said[0], *self._watched()], timed, metrics)
         run = replace(run, **_reached(targets, run))
@@ -89,12 +93,6 @@ class RunRecord:
         if not metrics and asked_steps:
             run = replace(run, seconds=step * asked_steps)
         return run
-
-    def _untimed(self) -> str:
-        return (
-            f"no step of full size was timed: the run had {self.spent()[1]} in all, of which the "
-            "first ones and those that are watched are not; train for more epochs"
-        )
 
     def _turns(self) -> list[list[events.TurnEnded]]:
         every = (self.of(events.TurnEnded, rank) for rank in self._ranks)
@@ -144,11 +142,6 @@ class RunRecord:
         """What every rank recorded, if all did."""
         recorded = [event.recording for event in self.last(events.RankRecorded)]
         return recorded if len(recorded) == self.cell.devices else []
-
-    def _timeline(self) -> tuple[TimelineSpan, ...]:
-        """Of seed 0: one picture of each strategy is enough."""
-        recordings = self.recordings() if self.cell.seed == 0 else []
-        return timeline(recordings) if recordings else ()
 
     def trace(self) -> dict[str, Any] | None:
         recordings = self.recordings()
