@@ -33,10 +33,9 @@ def parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     """Runs a command; `args.out` gets its document, beside which a TARGET may print nothing."""
     args.out = sys.stdout
-    code: int
     names_target = "target" in args or "targets" in args
     with redirect_stdout(sys.stderr) if names_target and args.json else nullcontext():
-        code = args.main(args)
+        code: int = args.main(args)
     args.out.flush()
     return code
 

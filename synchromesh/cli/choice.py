@@ -45,23 +45,20 @@ def show_planned(target: str, made: Planned) -> None:
     for line in notes(choice):
         console.print(Text(printable(line)), soft_wrap=True)
     if made.components:
-        console.print(_runners_up(made))
+        of = f" {choice.of}," if choice.of else ""
+        title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
+        rows = (
+            (
+                row.component, str(row.layout), str(row.other or "none"),
+                "" if row.seconds is None else f"{row.seconds * 1e3:+.3f} ms",
+            )
+            for row in made.components
+        )  # fmt: skip
+        names = ("component", "layout", "runner-up", "a step more")
+        console.print(table(title, names, rows))
     programs, seconds = len(choice.profile.compute), choice.profile.seconds
     searched = f"searched and priced in {choice.planning_seconds:.2f} s"
     console.print(Text(f"profile of {programs} programs in {seconds:.1f} s, {searched}"))
-
-
-def _runners_up(made: Planned) -> Table:
-    of = f" {made.choice.of}," if made.choice.of else ""
-    title = f"components (data x tensor){of} and what the next layout costs ({made.certainty})"
-    rows = (
-        (
-            row.component, str(row.layout), str(row.other or "none"),
-            "" if row.seconds is None else f"{row.seconds * 1e3:+.3f} ms",
-        )
-        for row in made.components
-    )  # fmt: skip
-    return table(title, ("component", "layout", "runner-up", "a step more"), rows)
 
 
 def show_layers(name: str, made: LayerPlanned) -> None:

@@ -103,23 +103,18 @@ class Asked:
     def job(self) -> Job:
         """The job, with the workload that TARGET names; every fault that shows without ranks."""
         args, before = self.args, self.before
-        workload = _workload(args, before)
+        workload, adapts = _workload(args, before), args.adapt
+        if adapts is None:  # where nobody said which plan it should be, now or when the run began
+            adapts = self.plan.automatic or (args.plan is None and bool(before.get("adapt")))
         return Job(
             workload=workload, plan=self.plan, seed=self.seed,
             folder=_folder(args, workload, self.resumed),
             epochs=args.epochs or workload.epochs, steps=args.steps, every=args.checkpoint_every,
             resumed=self.resumed,
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
-            adapt=self._adapts(), trace_steps=args.trace_steps, tensorboard=args.tensorboard,
+            adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
             command=tuple(args.words), headroom=args.headroom,
         )  # fmt: skip
-
-    def _adapts(self) -> bool:
-        """As asked; else where nobody said which plan it should be, now or when the run began."""
-        args = self.args
-        if args.adapt is not None:
-            return bool(args.adapt)
-        return self.plan.automatic or (args.plan is None and bool(self.before.get("adapt")))
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:

@@ -158,7 +158,10 @@ class Records:
 
     def forget(self, tag: Tag) -> list[str]:
         """Remove the records of the lab with this tag; their names."""
-        names = [name for name in self._names() if self._is_of(name, tag)]
+        names = []
+        for name in self._names():
+            with suppress(ValueError):  # spoilt: no reason to leave a lab where it is
+                names += [name] if self.read(name).tag == tag else []
         for name in names:
             self._path(name).unlink(missing_ok=True)
             self.cluster(name).unlink(missing_ok=True)
@@ -167,12 +170,6 @@ class Records:
 
     def _names(self) -> list[str]:
         return sorted(path.stem for path in self.folder.glob("*.json") if "." not in path.stem)
-
-    def _is_of(self, name: str, tag: Tag) -> bool:
-        try:
-            return self.read(name).tag == tag
-        except ValueError:  # spoilt: no reason to leave a lab where it is
-            return False
 
     def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):

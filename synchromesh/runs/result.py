@@ -146,10 +146,12 @@ def of_log(lines: Sequence[Mapping[str, Any]], name: str, trace: str | None = No
         run = replace(run, **_utilisation(call, start), timeline=timeline, trace=trace)
         if not steps.seconds and not run_ended(call):
             run = replace(run, status="failed")
-        created = datetime.fromtimestamp(start.time or 0.0, UTC)
+        created, command = datetime.fromtimestamp(start.time or 0.0, UTC), start.command or ()
+        if not isinstance(command, str):
+            command = shlex.join(["synchromesh", *map(str, command)])
         return StudyResults(
             title=run.workload, created=created.isoformat(timespec="seconds"),
-            command=_command(start), machine=start.first_machine.of_study, runs=(run,),
+            command=command, machine=start.first_machine.of_study, runs=(run,),
             settings=StudySettings((run.strategy,), (run.devices,), (run.batch,), (run.seed,)),
             emulated=run.emulated,
             versions={str(key): str(value) for key, value in start.versions.items()},
@@ -209,8 +211,3 @@ def _utilisation(call: Sequence[RunEvent], start: RunStarted) -> dict[str, Any]:
     on_cpu = start.first_machine.device == "cpu"
     of = "processor time over wall time" if on_cpu else "time in which a kernel ran, by NVML"
     return {"utilisation": fmean(shares), "utilisation_of": of}
-
-
-def _command(start: RunStarted) -> str:
-    words = start.command or ()
-    return words if isinstance(words, str) else shlex.join(["synchromesh", *map(str, words)])

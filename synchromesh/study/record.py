@@ -36,11 +36,7 @@ class RunRecord:
 
     def last(self, kind: type[E]) -> list[E]:
         """The last of a kind of each rank that has said one."""
-        return [event for rank in self._ranks for event in self.of(kind, rank)[-1:]]
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.cell.devices)
+        return [event for rank in range(self.cell.devices) for event in self.of(kind, rank)[-1:]]
 
     def settled(self) -> bool:
         """Whether no rank tries any more what is quicker."""
@@ -95,7 +91,7 @@ class RunRecord:
         return run
 
     def _turns(self) -> list[list[events.TurnEnded]]:
-        every = (self.of(events.TurnEnded, rank) for rank in self._ranks)
+        every = (self.of(events.TurnEnded, rank) for rank in range(self.cell.devices))
         return [[turn for turn in turns if turn.mode == "timed"] for turns in every]
 
     def _timed(self) -> TimedSteps:
