@@ -187,7 +187,7 @@ def _study(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> Stu
             price=asked.price or None, note=asked.args.note,
         )
     )  # fmt: skip
-    document.write(folder.results, results.to_json())
+    document.write(folder.path / "results.json", results.to_json())
     document.write(folder.path / "results.csv", table(results))
     document.write(folder.path / "report.html", page(results))
     return results

@@ -95,10 +95,7 @@ def _step(group: RunGroup, parts: StepParts) -> Bar:
     return Bar(group.first.strategy, seen, seconds(parts.step))
 
 
-def _cells(parts: StepParts) -> Iterator[str]:
-    yield from map(
-        seconds,
-        (parts.step, parts.computation, parts.hidden, parts.transfer, parts.waiting, parts.other),
-    )
-    yield share(_exposed(parts))
-    yield share(parts.hidden / parts.step if parts.step else 0.0)
+def _cells(p: StepParts) -> tuple[str, ...]:
+    times = (p.step, p.computation, p.hidden, p.transfer, p.waiting, p.other)
+    shares = (_exposed(p), p.hidden / p.step if p.step else 0.0)
+    return (*map(seconds, times), *map(share, shares))

@@ -11,7 +11,7 @@ are those of `single` where there are any (Grama et al., Introduction to Paralle
 On one device those of the same seed count, else medians over the seeds. What ran on emulated
 hosts is compared with what did alike, predictions with predictions, a cluster with itself."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TypeVar
@@ -104,8 +104,6 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
         raise ValueError(
             "strong and weak scaling are not compared on one page: report on each by itself"
         )
-    versions = [study.versions for study in studies]
-    names = dict.fromkeys(name for of_study in versions for name in of_study)
     return derive(
         replace(
             first, title=_joined(study.title for study in studies),
@@ -116,7 +114,7 @@ def merged(studies: Sequence[StudyResults]) -> StudyResults:
             settings=StudySettings(scaling=first.settings.scaling),
             cluster=_same([study.cluster for study in studies]),
             emulated=any(study.emulated for study in studies),
-            versions={n: _joined((v.get(n, "") for v in versions), " and ") for n in names},
+            versions=_versions([study.versions for study in studies]),
             price=_same([study.price for study in studies]),
         )
     )  # fmt: skip
@@ -145,3 +143,8 @@ def _placed(studies: Sequence[StudyResults]) -> Iterator[StudyResults]:
 
 def _joined(texts: Iterable[str], between: str = ", ") -> str:
     return between.join(dict.fromkeys(text for text in texts if text))
+
+
+def _versions(versions: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    names = dict.fromkeys(name for of_study in versions for name in of_study)
+    return {n: _joined((v.get(n, "") for v in versions), " and ") for n in names}

@@ -87,11 +87,11 @@ class RunGroup:
         if ours is None or theirs is None:
             return False
         quartiles = ours.q1 <= theirs.q3 and theirs.q1 <= ours.q3
-        a, b = self._medians(), other._medians()
+        a, b = (
+            [run.step_seconds.median for run in group.done if run.step_seconds]
+            for group in (self, other)
+        )
         return quartiles or (min(a) <= max(b) and min(b) <= max(a))
-
-    def _medians(self) -> list[float]:
-        return [run.step_seconds.median for run in self.done if run.step_seconds]
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,7 @@ class Recorder:
         """The end, waited for on CUDA, of a step that began then, by `time.perf_counter`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.stepped(time.perf_counter() - began)
-
-    def stepped(self, seconds: float) -> None:
-        """A step that took so long has just ended: as `step`, where that cannot be around it."""
-        now = time.time_ns() * 1e-9
+        seconds, now = time.perf_counter() - began, time.time_ns() * 1e-9
         self.steps.append((now - seconds, now))
 
     @property

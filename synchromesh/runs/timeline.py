@@ -32,9 +32,7 @@ def chrome_trace(
     events: list[Event] = []
     dropped = 0
     for recording, waiting in zip(recordings, waits(recordings), strict=True):
-        first, last = recording.steps[0][0], recording.steps[-1][1]
-        inside = [s for s in recording.spans if s.start < last and s.end > first]
-        drawn = [s for s in inside if s.name != HOST]
+        drawn = _inside_steps(recording)
         kept = [s for s in drawn if s.kind == "communication" or s.seconds * 1e6 >= shortest_us]
         dropped += len(drawn) - len(kept)
         events += _process(recording, origin, kept, waiting)
@@ -45,6 +43,11 @@ def chrome_trace(
 def write_chrome_trace(path: Path, document: dict[str, Any]) -> None:
     """Writes it gzip-compressed, which both viewers open as it is."""
     path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
+
+
+def _inside_steps(recording: Recording) -> list[Span]:
+    first, last = recording.steps[0][0], recording.steps[-1][1]
+    return [s for s in recording.spans if s.start < last and s.end > first and s.name != HOST]
 
 
 def _process(

@@ -64,10 +64,8 @@ class RecordedSteps:
         assert self._began is not None
         before, sent = self._before, self._sent()
         self._sizes.append(None if sent is None or before is None else sent - before)
-        if seconds is None:
-            self._recorder.step_ended(self._began)
-        else:
-            self._recorder.stepped(seconds)
+        began = self._began if seconds is None else time.perf_counter() - seconds
+        self._recorder.step_ended(began)
 
     def after_step(self, left: int, full: bool) -> None:
         if self._began is not None and full:

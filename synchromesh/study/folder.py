@@ -27,10 +27,6 @@ class StudyFolder:
 
     path: Path
 
-    @property
-    def results(self) -> Path:
-        return self.path / "results.json"
-
     def open(self, asked: dict[str, Any]) -> None:
         """Makes the folder, or goes on in it. ValueError where another study lies there."""
         known = self.path / "study.json"

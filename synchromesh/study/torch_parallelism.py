@@ -4,7 +4,7 @@ torch.distributed.pipelining, the model cut by its tracer into a stage on each r
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -177,9 +177,9 @@ class _Reached(Exception):
     pass
 
 
-class Call:
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args, self.kwargs = args, kwargs
+class Call(NamedTuple):
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, model: nn.Module, loss: Loss, batch: Any) -> "Call":
