@@ -112,7 +112,11 @@ class _Report:
         self._note_plan(trainer)
         self._log(started(job, trainer))
         self._log(layout_in_force(trainer))
-        self._watch(trainer)
+        # steps to look at: those asked for, else one after warm-up; on CUDA (untried) none
+        self.steps, asked = StepLog(trainer.world), job.trace_steps
+        if asked is not None or trainer.world.device.type == "cpu":
+            first, last = asked or (trainer.steps + StepWatch.DEFAULT_STEP,) * 2
+            self.watch = StepWatch(trainer, first, last)
         if event.resumed is not None:
             self._log(logged.RunResumed(checkpoint=str(event.resumed), step=trainer.steps))
             self.display.say(f"resumed from {event.resumed} at step {trainer.steps}")
@@ -124,14 +128,6 @@ class _Report:
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
-
-    def _watch(self, trainer: Trainer) -> None:
-        """Steps to look at: those asked for, else one after warm-up; on CUDA (untried) none."""
-        self.steps = StepLog(trainer.world)
-        asked = self.job.trace_steps
-        if asked is not None or trainer.world.device.type == "cpu":
-            first, last = asked or (trainer.steps + StepWatch.DEFAULT_STEP,) * 2
-            self.watch = StepWatch(trainer, first, last)
 
     def _note_plan(self, trainer: Trainer) -> None:
         if self.display.shown:

@@ -108,14 +108,11 @@ def _against(comparison: RunComparison, best: RunGroup) -> Iterator[str]:
     timed = {group.first.strategy: group for group in alike}
     if data := timed.get("data") or timed.get("ddp"):
         names = {"data": "data parallelism", "ddp": "DistributedDataParallel"}
-        within = _within(comparison) if _equal(comparison, best, data) else ""
-        yield f"{_times(best, data)} {names[data.first.strategy]}{within}"
+        within = f"{TUNING.precision * 100:g} %" if comparison.predicted else "noise"
+        equal = f" (within {within})" if _equal(comparison, best, data) else ""
+        yield f"{_times(best, data)} {names[data.first.strategy]}{equal}"
     if one := comparison.one_device:
         yield f"{_times(best, one)} one device"
-
-
-def _within(comparison: RunComparison) -> str:
-    return f" (within {TUNING.precision * 100:g} %)" if comparison.predicted else " (within noise)"
 
 
 def _times(best: RunGroup, other: RunGroup) -> str:

@@ -105,13 +105,9 @@ def _placed(of_workload: Sequence[RunComparison]) -> Iterator[tuple[RunCompariso
 
 def _place(comparison: RunComparison) -> str:
     rows = f"{float(comparison.rows):g}"
-    words = [
-        comparison.cluster,
-        f"{rows} rows on each device" if comparison.weak else f"batch {rows}",
-        "emulated hosts" if comparison.emulated else "",
-        "predicted" if comparison.predicted else "",
-    ]
-    return joined(words)
+    batch = f"{rows} rows on each device" if comparison.weak else f"batch {rows}"
+    marks = ("emulated hosts" * comparison.emulated, "predicted" * comparison.predicted)
+    return joined([comparison.cluster, batch, *marks])
 
 
 @cache

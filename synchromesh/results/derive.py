@@ -13,6 +13,7 @@ hosts is compared with what did alike, predictions with predictions, a cluster w
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import median
 from typing import TypeVar
 
@@ -63,9 +64,7 @@ def _weak(run: RunResult, done: Sequence[RunResult]) -> float | None:
 
 
 def _on_one_device(run: RunResult, batch: int, done: Sequence[RunResult]) -> list[RunResult]:
-    def place(r: RunResult) -> tuple[object, ...]:
-        return r.workload, r.cluster, r.emulated, r.predicted
-
+    place = attrgetter("workload", "cluster", "emulated", "predicted")
     one = [r for r in done if (r.devices, r.batch) == (1, batch) and _timed(r)]
     alike = [r for r in one if place(r) == place(run)]
     base = [r for r in alike if r.strategy == "single"] or alike

@@ -19,7 +19,6 @@ from synchromesh.runs.timeline import chrome_trace, write_chrome_trace
 from synchromesh.runs.trainer_events import memory_tracker
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
-from synchromesh.values.memory_by_kind import MemoryByKind
 
 Seen = events.RunEvent
 Write = Callable[[Callable[[], None]], None]
@@ -139,8 +138,10 @@ class StepWatch:
                 self._looks, self.recorded = None, True
                 return self._of_all(self._recording.end(), folder, write)
         elif self._looks is self._memory:
-            self._looks = None
-            return self._memory_of_all(step, self._memory.end().peak)
+            self._looks, world = None, self.trainer.world
+            peaks = world.everyone.all_gather_json(to_plain(self._memory.end().peak))
+            by = "allocator" if world.device.type == "cuda" else "tracked tensors"
+            return events.MemoryTracked.of({"step": step, "peak_bytes": peaks, "by": by})
         return None
 
     def close(self) -> None:
@@ -158,12 +159,6 @@ class StepWatch:
             write(lambda: write_chrome_trace(folder.trace, document))
         left_out, trace = document["otherData"]["computations_left_out"], folder.trace.name
         return steps_recorded(recordings, sent, steps=steps, trace=trace, left_out=left_out)
-
-    def _memory_of_all(self, step: int, own: MemoryByKind) -> events.MemoryTracked:
-        world = self.trainer.world
-        peaks = world.everyone.all_gather_json(to_plain(own))
-        by = "allocator" if world.device.type == "cuda" else "tracked tensors"
-        return events.MemoryTracked.of({"step": step, "peak_bytes": peaks, "by": by})
 
 
 def steps_recorded(
