@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
 from synchromesh.launch.forks import Fork
-from synchromesh.launch.rank import FOREWARNING, LAUNCHER, forewarning
+from synchromesh.launch.rank import LAUNCHER, SHORTAGE, reported_shortage
 from synchromesh.launch.scratch import scratch
 from synchromesh.values.fault import Fault
 
@@ -55,7 +55,7 @@ class Failure:
     exit_code: int
     fault: Fault | None
     ended: tuple[int, ...] = ()  # ranks that had ended before, without an error
-    forewarning: str = ""  # a clause about the plan's memory, said before
+    shortage: str = ""  # a clause about the memory that the plan lacks, if one was left
 
     @property
     def code(self) -> int:
@@ -72,8 +72,8 @@ class Failure:
             why = self.fault.sentence.partition("\n")[0]
         elif self.exit_code < 0:
             why = f"killed by {Signals(-self.exit_code).name}"
-            if self.forewarning and self.exit_code == -SIGKILL:
-                why += f"; {self.forewarning}"
+            if self.shortage and self.exit_code == -SIGKILL:
+                why += f"; {self.shortage}"
         else:
             why = f"exit code {self.exit_code}"
         if self.ended:
@@ -222,7 +222,8 @@ class _Agent(LocalElasticAgent):
             fault = Fault(left["sentence"], left["traceback"], left["code"])
         ended = tuple(r for r, code in sorted(self.observed.codes.items()) if code == 0)
         code = self.observed.codes.get(first, 1)
-        return Failure(first, ranks, code, fault, ended, forewarning(self.folder / "forewarning"))
+        shortage = reported_shortage(self.folder / "shortage")
+        return Failure(first, ranks, code, fault, ended, shortage)
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
@@ -245,7 +246,7 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),
-        FOREWARNING: str(folder / "forewarning"),
+        SHORTAGE: str(folder / "shortage"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses
