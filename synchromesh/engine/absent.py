@@ -74,9 +74,9 @@ def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def row_nodes(graph: torch.fx.Graph) -> set[Node]:
     """Nodes that a row, or the number of rows, enters."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in graph.nodes:
         of_rows = node.op == "placeholder" and meta.of_rows(node)
-        if of_rows or any(a in found for a in node.all_input_nodes):
-            found.add(node)
-    return found
+        if of_rows or any(a in nodes for a in node.all_input_nodes):
+            nodes.add(node)
+    return nodes

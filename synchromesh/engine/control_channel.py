@@ -129,11 +129,11 @@ class ControlChannel:
         def finish(first: bytes) -> bytearray:
             if 0 in self._links:
                 return self._receive(0, number, len(self.ranks) * len(own))
-            found = bytearray(first)
+            gathered = bytearray(first)
             for rank in self.ranks[1:]:
-                found += self._receive(rank, number, len(own))
-            self._send(number, found)
-            return found
+                gathered += self._receive(rank, number, len(own))
+            self._send(number, gathered)
+            return gathered
 
         return finish
 

@@ -58,10 +58,10 @@ class Group:
 
     def handles(self) -> list[Any]:
         """Its process groups, of which it has none any more."""
-        found = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
+        handles = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
         self.handle = self.messages = self.ring = None
         self.rings.clear()
-        return list(found.values())
+        return list(handles.values())
 
     def all_reduce(
         self, x: Tensor, op: Op = "sum", asynchronous: bool = False, counted: bool = True
@@ -219,9 +219,9 @@ def _movable(
     messages: Iterable[tuple[int, Tensor]], but: int | None = None, filled: bool = False
 ) -> list[tuple[int, Tensor]]:
     """Those that are not empty. but: a rank to leave out. filled: they are what is received."""
-    found = [(i, x) for i, x in messages if i != but and x.numel()]
-    assert not filled or all(x.is_contiguous() for _, x in found)
-    return [(i, movable(x)) for i, x in found]
+    sent = [(i, x) for i, x in messages if i != but and x.numel()]
+    assert not filled or all(x.is_contiguous() for _, x in sent)
+    return [(i, movable(x)) for i, x in sent]
 
 
 @dataclass

@@ -123,12 +123,12 @@ class Program:
     @property
     def first_users(self) -> dict[str, tuple[int, int]]:
         """The stage and component of this rank that uses each parameter first."""
-        found: dict[str, tuple[int, int]] = {}
+        users: dict[str, tuple[int, int]] = {}
         for number, stage in self._stages.items():
             for i, part in stage.parts:
                 for name in part.local.parameters:
-                    found.setdefault(name, (number, i))
-        return found
+                    users.setdefault(name, (number, i))
+        return users
 
     def run(
         self,

@@ -196,9 +196,9 @@ class _Signal(torch.autograd.Function):
 def signal(tensors: Sequence[Tensor], call: Callable[[], None]) -> list[Tensor]:
     """`tensors`; backward calls `call` when the gradients of all of them are there."""
     flowing = [i for i, x in enumerate(tensors) if x.requires_grad]
-    found = list(tensors)
+    outputs = list(tensors)
     if flowing and torch.is_grad_enabled():
         passed = _Signal.apply(call, *(tensors[i] for i in flowing))
         for i, x in zip(flowing, passed, strict=True):
-            found[i] = x
-    return found
+            outputs[i] = x
+    return outputs
