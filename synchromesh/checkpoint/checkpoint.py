@@ -79,7 +79,7 @@ def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: 
     try:
         with _without_warning_of_one_rank():
             state_dict_saver.save(
-                dict(tensors), storage_writer=writer, planner=BoxWriter(),
+                dict(tensors), storage_writer=writer, planner=BoxWriter(flatten_state_dict=False),
                 process_group=group.handle, no_dist=group.size == 1,
             )  # fmt: skip
     except CheckpointException as error:

@@ -104,11 +104,15 @@ def loading(path: str, layouts: list[tuple[Layout, Placement]]) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("layout", "placement"),
-    [(Layout(1, 4), shard(1)), (Layout(2, 2), shard(0, 2)), (Layout(3, 1), REPLICATED)],
-)
+    [
+        (Layout(1, 4), shard(1)), (Layout(2, 2), shard(0, 2)), (Layout(3, 1), REPLICATED),
+        (Layout(1, 4), shard(0, 8)),
+    ],
+)  # fmt: skip
 def test_any_ranks_load_what_any_saved(
     tmp_path: Path, layout: Layout, placement: Placement
 ) -> None:
+    """Also where segments of three rows leave the fourth rank empty boxes between the others."""
     path = tmp_path / "step-1"
     run(4, saving, str(path), layout, placement)
     assert correct(read_alone(path)[0])
