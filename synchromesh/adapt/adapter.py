@@ -83,10 +83,6 @@ class Adapter:
     def decisions(self) -> list[Decision]:
         return self.history.decisions
 
-    @property
-    def trying(self) -> bool:
-        return self.phase.trying
-
     def restart(self, plan: Plan) -> None:
         """Another plan is in force, or an earlier step: steps are known by prediction only."""
         self.monitor.follow(self.known.expected(plan, plan, 0.0)[:1])
@@ -116,7 +112,7 @@ class Adapter:
         if drift is not None:
             now = self.monitor.measured or drift.now
             return self._reconsidered(end, replace(drift, now=now)) if now else None
-        return self._tried(end) if self.trying and self.monitor.steady else None
+        return self._tried(end) if self.phase.trying and self.monitor.steady else None
 
     def _to_be_considered(self, end: StepEnd) -> Drift | None:
         drift, self._noticed = self._noticed, None
