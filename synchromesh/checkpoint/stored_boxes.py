@@ -52,7 +52,7 @@ class BoxWriter(DefaultSavePlanner):
                 items.append(
                     planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data)
                 )
-        return planner.SavePlan(sorted(items, key=lambda item: -item.tensor_storage_size()))
+        return planner.SavePlan(sorted(items, key=lambda item: -(item.tensor_storage_size() or 0)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> Tensor | io.BytesIO:
         assert write_item.tensor_data is not None

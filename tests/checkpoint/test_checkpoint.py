@@ -20,8 +20,9 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from synchromesh.checkpoint import checkpoint, manifest, stored_boxes
-from synchromesh.checkpoint.checkpoint import CheckpointError, load, newest, save, verify
+from synchromesh.checkpoint.checkpoint import load, save
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
+from synchromesh.checkpoint.manifest import CheckpointError, newest, verify
 from synchromesh.engine.groups import World
 from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.layout import Layout
@@ -460,14 +461,14 @@ def test_a_full_disk_leaves_the_previous(small_disk: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    checkpoint.check_writable(tmp_path / "new" / "folder")
+    manifest.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="checkpoints cannot be written there: Not a dir"):
-        checkpoint.check_writable(tmp_path / "file" / "folder")
+        manifest.check_writable(tmp_path / "file" / "folder")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(CheckpointError, match="Read-only file system"):
-        checkpoint.check_writable(small_disk)
+        manifest.check_writable(small_disk)
     with pytest.raises(CheckpointError, match="last: cannot be written: Read-only file system"):
         write_alone(small_disk / "last")
 
@@ -516,7 +517,7 @@ def not_shared(path: str) -> str:
     """Each rank writes to a folder of its own, as on hosts without a common file system."""
     world = World.open(device="cpu")
     if world.rank:
-        checkpoint._shared.__defaults__ = (0.2,)
+        checkpoint._require_shared.__defaults__ = (0.2,)
         shared, exists = Path(path), Path.is_dir
         Path.is_dir = lambda p: exists(p) and shared.name not in p.name  # type: ignore[method-assign]
     with pytest.raises(CheckpointError) as raised:
