@@ -232,14 +232,18 @@ def broadcast_state(
         if group.index == source:
             group.exchange([(p, x.contiguous()) for p in receivers for x in moving], [])
         elif group.index in receivers:
-            whole = torch.contiguous_format
-            buffers = [torch.empty_like(x, memory_format=whole) for x in moving]
-            group.exchange([], [(source, x) for x in buffers])
-            for tensor, buffer in zip(moving, buffers, strict=True):
-                tensor.copy_(buffer)
+            _receive(moving, group, source)
             for name, value in received.items():
                 table, key = places[name]
                 table[key] = value
+
+
+def _receive(tensors: Sequence[Tensor], group: Group, source: int) -> None:
+    whole = torch.contiguous_format
+    buffers = [torch.empty_like(x, memory_format=whole) for x in tensors]
+    group.exchange([], [(source, x) for x in buffers])
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        tensor.copy_(buffer)
 
 
 class _BatchNorm(TorchFunctionMode):
