@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from synchromesh.checkpoint.checkpoint import load, save, verify
+from synchromesh.checkpoint.checkpoint import load, save
 from synchromesh.checkpoint.local_tensor import LocalTensor
+from synchromesh.checkpoint.manifest import verify
 from synchromesh.engine.groups import World
 from synchromesh.values.boxes import full_box
 from synchromesh.values.placement import shard

@@ -53,10 +53,6 @@ class StepEnd:
     step: int
     to_come: int
 
-    @property
-    def plan(self) -> Plan:
-        return self.run.plan
-
 
 class Adapter:
     """`record` every step's table, `act` at the step's end; `decisions` are those so far."""
@@ -82,10 +78,6 @@ class Adapter:
     @property
     def decisions(self) -> list[Decision]:
         return self.history.decisions
-
-    @property
-    def trying(self) -> bool:
-        return self.phase.trying
 
     def restart(self, plan: Plan) -> None:
         """Another plan is in force, or an earlier step: steps are known by prediction only."""
@@ -116,20 +108,20 @@ class Adapter:
         if drift is not None:
             now = self.monitor.measured or drift.now
             return self._reconsidered(end, replace(drift, now=now)) if now else None
-        return self._tried(end) if self.trying and self.monitor.steady else None
+        return self._tried(end) if self.phase.trying and self.monitor.steady else None
 
     def _to_be_considered(self, end: StepEnd) -> Drift | None:
         drift, self._noticed = self._noticed, None
         if self.phase.waiting is None:
             return self._idle_ranks(end) if drift is None else drift
         if drift is not None:
-            self.phase = self.phase.joined(drift, end.plan)
+            self.phase = self.phase.joined(drift, end.run.plan)
             self.known.seen.clear()
             self.monitor.accept()
         return self.phase.due(end.step)
 
     def _tried(self, end: StepEnd) -> Decision | None:
-        plan, trials, latest = end.plan, self.phase.trials, self.monitor.latest
+        plan, trials, latest = end.run.plan, self.phase.trials, self.monitor.latest
         following = trials.next(
             plan, self.monitor.counted, end.to_come,
             lambda p: end.run.move(p, self.profile, latest),
@@ -158,7 +150,7 @@ class Adapter:
         budget.spend(spent := run.clock() - began)
         self.known.profile = choice.profile
         # else the prediction was wrong, and what was tried before holds
-        changed = drift.source != "predicted" or self.known.explains(choice.candidates, end.plan)
+        changed = drift.source != "predicted" or self.known.explains(choice.candidates, run.plan)
         if self.phase.doubts(drift) and not changed:
             return self._stays(end, drift, "measured again, nothing has changed", spent)
         return self._decided(end, drift, choice.candidates, changed, spent)
@@ -175,7 +167,7 @@ class Adapter:
     ) -> Decision:
         """Switches to the best of `plans`, which were measured again, or stays. changed: whether
         conditions have; then what is near the better plan is tried anew."""
-        plan = end.plan
+        plan = end.run.plan
         self.known.renew(plans, changed)
         verdict = end.run.agreed(lambda: self._weighed(end, plans, drift))
         target, reason = Plan.parse(verdict["plan"]), verdict["reason"]
@@ -190,10 +182,10 @@ class Adapter:
         """The verdict on the chosen candidate, else on the quickest, which may be less plain."""
         quickest = min((c for c in plans if c.fits), key=lambda c: c.seconds)
         for better in dict.fromkeys((plans[0], quickest)):
-            if better.plan == end.plan:
+            if better.plan == end.run.plan:
                 verdict = Verdict(False, "the plan is still the best that was found")
                 continue
-            seconds = self.known.weighed(better.plan, end.plan, drift.now)
+            seconds = self.known.weighed(better.plan, end.run.plan, drift.now)
             move = end.run.move(better.plan, self.profile, drift.now)
             verdict = weigh(drift.now, seconds, end.to_come, move)
             if verdict.switch:
@@ -210,7 +202,7 @@ class Adapter:
             if self.phase.waiting is None:  # what was seen is of a time before the change
                 self.known.seen.clear()
             later = max(TUNING.retry_steps, round(TUNING.retry_seconds / drift.now))
-            self.phase = self.phase.postponed(drift, end.step + later, end.plan)
+            self.phase = self.phase.postponed(drift, end.step + later, end.run.plan)
         if reported:
             return None
         share = f"{decision.LIMITS.measuring_share:.0%} of the run"
@@ -233,7 +225,7 @@ class Adapter:
         return Drift(usual, usual, devices, not devices, noticed)
 
     def _switched(self, end: StepEnd, to: Plan, drift: Drift, why: str, spent: float) -> Decision:
-        plan, now, phase = end.plan, drift.now, self.phase
+        plan, now, phase = end.run.plan, drift.now, self.phase
         expected = self.known.expected(to, plan, now)
         moved = end.run.switch(to)  # which restarts the adapter
         self.phase = phase
@@ -249,7 +241,7 @@ class Adapter:
     ) -> Decision:
         """Keeps the plan; what steps take is usual now. better: predicted seconds, or 0."""
         self.monitor.accept()
-        plan, now = str(end.plan), self.known.predicted.get(end.plan, drift.now)
+        plan, now = str(end.run.plan), self.known.predicted.get(end.run.plan, drift.now)
         return self.history.add(Decision(
             end.step, str(drift), False, reason, plan, plan, drift.now, now, better or now, spent,
         ))  # fmt: skip

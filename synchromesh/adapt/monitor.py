@@ -41,7 +41,7 @@ class DriftLimits:
     window: int = 8  # the last steps, which are compared with what is expected
     fewest: int = 4  # of them, while there are no more
     confirm: int = 3  # steps in a row at which they must be beyond the tolerance
-    told: int = 5  # of them after which it is told what steps take since a switch
+    measured: int = 5  # of them after which it is known what steps take since a switch
     earlier: int = 3  # steps before them at least, that say what is usual
     base: int = 16  # steps that say it without a prediction
     most: int = 64  # steps that are kept for it: what creeps is compared with the oldest ones
@@ -150,7 +150,7 @@ class Monitor:
     @property
     def measured(self) -> float | None:
         """What a step takes now, once that is known and as expected."""
-        known = len(self.counted) >= LIMITS.told and not self._off
+        known = len(self.counted) >= LIMITS.measured and not self._off
         return median(_steps(self._window)) if known else None
 
     @property

@@ -29,11 +29,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import agreed, on_first
 from synchromesh.checkpoint.local_tensor import LocalTensor
-from synchromesh.checkpoint.manifest import CheckpointError, check_writable, newest, verify
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.stored_boxes import BoxReader, BoxWriter, IndexReader, described
 from synchromesh.engine.groups import Group, World
-
-__all__ = ["CheckpointError", "check_writable", "load", "newest", "read_extra", "save", "verify"]
+from synchromesh.values.fields import to_plain
 
 STATE = "state.json"
 
@@ -52,19 +51,19 @@ def save(path: str | Path, tensors: Mapping[str, LocalTensor], extra: Any, world
     begun = on_first(group, lambda: str(manifest.begin(path)), f"{path}: cannot be written")
     fresh = Path(begun)
     try:
-        agreed(group, lambda: _shared(fresh, group.index), "")
+        agreed(group, lambda: _require_shared(fresh, group.index), "")
         _write(fresh, tensors, group, path)
         mine = agreed(group, lambda: _own_files(fresh, group.index), f"{path}: cannot be written")
-        listed = [pair for pairs in group.all_gather_json(mine) for pair in pairs]
+        listed = dict(file for of_rank in group.all_gather_json(mine) for file in of_rank.items())
         on_first(group, lambda: _finish(fresh, path, text, listed), f"{path}: cannot be written")
     finally:
         if group.index == 0:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _shared(fresh: Path, index: int, patience: float = 5.0) -> None:
+def _require_shared(fresh: Path, index: int, timeout: float = 5.0) -> None:
     """CheckpointError where this rank does not see the folder that rank 0 has made."""
-    end = time.monotonic() + patience  # network file systems show a new name after a while
+    end = time.monotonic() + timeout  # network file systems show a new name after a while
     while not fresh.is_dir():
         if time.monotonic() > end:
             raise CheckpointError(
@@ -79,7 +78,7 @@ def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: 
     try:
         with _without_warning_of_one_rank():
             state_dict_saver.save(
-                dict(tensors), storage_writer=writer, planner=BoxWriter(),
+                dict(tensors), storage_writer=writer, planner=BoxWriter(flatten_state_dict=False),
                 process_group=group.handle, no_dist=group.size == 1,
             )  # fmt: skip
     except CheckpointException as error:
@@ -96,18 +95,17 @@ def _free_megabytes(folder: Path) -> float:
         return 0.0
 
 
-def _own_files(fresh: Path, index: int) -> list[tuple[str, int, str]]:
-    """Name, size and hash of the files that this rank wrote."""
+def _own_files(fresh: Path, index: int) -> Any:
+    """Size and hash of the files that this rank wrote, by name."""
     names = [p.name for p in fresh.iterdir() if p.name.startswith(f"__{index}_")]
     if index == 0:
         names.append(".metadata")
-    entries = ((name, manifest.digest(fresh / name)) for name in sorted(names))
-    return [(name, entry.bytes, entry.sha256) for name, entry in entries]
+    return to_plain({name: manifest.digest(fresh / name) for name in sorted(names)})
 
 
-def _finish(fresh: Path, path: Path, text: str, listed: Sequence[Sequence[Any]]) -> bool:
+def _finish(fresh: Path, path: Path, text: str, listed: Mapping[str, Any]) -> bool:
     manifest.write_durably(fresh / STATE, text.encode())
-    entries = {name: manifest.FileEntry(size, sha) for name, size, sha in listed}
+    entries = {name: manifest.FileEntry(**entry) for name, entry in listed.items()}
     entries[STATE] = manifest.digest(fresh / STATE)
     manifest.manifest_of(entries.items(), path.parent).write(fresh)
     manifest.put_in_place(fresh, path)
@@ -120,8 +118,7 @@ def read_extra(path: str | Path, world: World) -> Any:
     path = _of_first(path, group)
 
     def read() -> Any:
-        files = {n: manifest.FileEntry(size, sha) for n, size, sha in _listing(path)}
-        faults = manifest.faults(path, {STATE: files[STATE]})
+        faults = manifest.faults(path, {STATE: _listing(path)[STATE]})
         if faults:
             raise CheckpointError(f"{faults[0]}; {manifest.offer(path)}")
         return json.loads((path / STATE).read_text())
@@ -138,8 +135,8 @@ def load(
     wrongly shaped or typed tensors; it offers the newest good checkpoint beside this one."""
     group = world.everyone
     path = _of_first(path, group)
-    listed = on_first(group, lambda: _listing(path), "")
-    files = {n: manifest.FileEntry(size, sha) for n, size, sha in listed}
+    listed = on_first(group, lambda: to_plain(_listing(path)), "")
+    files = {name: manifest.FileEntry(**entry) for name, entry in listed.items()}
     order = sorted(files.items(), key=lambda f: (-f[1].bytes, f[0]))
     mine = dict(order[group.index :: group.size])
     faults = [f for part in group.all_gather_json(manifest.faults(path, mine)) for f in part]
@@ -164,7 +161,7 @@ def load(
     return agreed(group, lambda: json.loads((path / STATE).read_text()), f"{path}: {STATE}")
 
 
-def _listing(path: Path) -> list[tuple[str, int, str]]:
+def _listing(path: Path) -> Mapping[str, manifest.FileEntry]:
     """The manifest's files; what is missing of ours is said with an offer."""
     try:
         files = manifest.Manifest.read(path).files
@@ -173,7 +170,7 @@ def _listing(path: Path) -> list[tuple[str, int, str]]:
                 raise CheckpointError(f"{path}: its manifest does not list {needed}")
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {manifest.offer(path)}") from None
-    return [(name, entry.bytes, entry.sha256) for name, entry in files.items()]
+    return files
 
 
 def _differences(

@@ -12,8 +12,8 @@ import json
 import os
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from torch import Tensor
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError, sync
 from synchromesh.checkpoint.switch import redistribute
+from synchromesh.engine.movable import bytes_of
 from synchromesh.values import document
 from synchromesh.values.boxes import Box, full_box
 
@@ -65,7 +66,7 @@ def save_safetensors(
                 file.write(_header(ordered, aliases or {}))
         for local in ordered:
             tensor = _gathered(local, group)
-            on_first(lambda file, tensor=tensor: file.write(_bytes(tensor)))  # type: ignore[misc]
+            on_first(lambda file, tensor=tensor: file.write(bytes_of(tensor)))  # type: ignore[misc]
         on_first(lambda file: _put_in_place(file, fresh, path))
         if fault := group.broadcast_json("".join(faults)):
             raise CheckpointError(f"{path}: cannot be written: {fault}")
@@ -108,26 +109,21 @@ def _header(ordered: Sequence[LocalTensor], aliases: Mapping[str, str]) -> bytes
 
 def _gathered(tensor: LocalTensor, group: Any) -> Tensor:
     """The complete tensor on rank 0; elsewhere the shards are only sent."""
-    everyone = group.all_gather_json([[list(side) for side in box] for box in tensor.boxes])
+    everyone = group.all_gather_json(tensor.boxes)
     have = [[tuple((a, b) for a, b in box) for box in boxes] for boxes in everyone]
     want: list[list[Box]] = [[full_box(tensor.shape)], *([] for _ in range(group.size - 1))]
     return redistribute(tensor.tensor.detach(), have, want, tensor.shape, group)
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
 def load_safetensors(
     path: str | Path, wanted: Mapping[str, LocalTensor], aliases: Mapping[str, str] | None = None,
-    cast: bool = False, allow: Iterable[str] = (),
+    cast: bool = False,
 ) -> None:  # fmt: skip
     """Fills the local tensors of `wanted`, this rank's boxes only. Not collective. path: a file, a
     folder with `model.safetensors` or with `model.safetensors.index.json`, or that index. aliases:
     other names -> names in `wanted`; a stored alias stands for its tensor. cast: whether other
-    floating-point types are converted. allow: wanted names that may be missing. CheckpointError
-    with all faults, before anything is filled."""
+    floating-point types are converted. CheckpointError with all faults, before anything is
+    filled."""
     path = Path(path)
     sources = _sources(path)
     stored = dict(sources)
@@ -136,14 +132,17 @@ def load_safetensors(
             stored.setdefault(name, sources[other])
         if name in sources:
             stored.setdefault(other, sources[name])
-    faults, where = _plan(stored, wanted, cast, set(allow), set(aliases or {}))
+    faults, where = _plan(stored, wanted, cast, aliases or {})
     if faults:
         raise CheckpointError(f"{path}: does not fit: {'; '.join(faults)}")
-    for file, entries in _by_file(where).items():
-        with safe_open(file, framework="pt") as opened:
-            for target, key in entries:
-                for box in target.boxes:
-                    target.view(box).copy_(_read(opened, key, box))
+    with ExitStack() as files:
+        opened = {
+            file: files.enter_context(safe_open(file, framework="pt"))
+            for file in {source[0] for _, source in where}
+        }
+        for target, (file, key, _, _) in where:
+            for box in target.boxes:
+                target.view(box).copy_(_read(opened[file], key, box))
 
 
 Source = tuple[Path, str, tuple[int, ...], str]  # file, key in it, shape, dtype
@@ -197,8 +196,8 @@ def _indexed(path: Path) -> list[Path]:
 
 
 def _plan(
-    stored: Mapping[str, Source], wanted: Mapping[str, LocalTensor], cast: bool, allow: set[str],
-    aliases: set[str],
+    stored: Mapping[str, Source], wanted: Mapping[str, LocalTensor], cast: bool,
+    aliases: Collection[str],
 ) -> tuple[list[str], list[tuple[LocalTensor, Source]]]:  # fmt: skip
     """Where each wanted tensor is stored, and everything that does not fit."""
     faults: list[str] = []
@@ -209,10 +208,10 @@ def _plan(
             used.add(source[:2])
             faults += _misfits(local, source, cast)
             where.append((local, source))
-        elif name not in allow:
+        else:
             faults.append(f"{name} is missing")
     for name, source in stored.items():
-        if source[:2] not in used and name not in allow | aliases:
+        if source[:2] not in used and name not in aliases:
             faults.append(f"{name} is unexpected")
     return faults, where
 
@@ -231,15 +230,6 @@ def _misfits(local: LocalTensor, source: Source, cast: bool) -> Iterator[str]:
 def _alike(a: torch.dtype, b: torch.dtype) -> bool:
     """Whether two types differ in precision alone: both floating, both complex, or neither."""
     return (a.is_floating_point, a.is_complex) == (b.is_floating_point, b.is_complex)
-
-
-def _by_file(
-    where: Iterable[tuple[LocalTensor, Source]],
-) -> dict[Path, list[tuple[LocalTensor, str]]]:
-    files: dict[Path, list[tuple[LocalTensor, str]]] = {}
-    for local, (file, key, _, _) in where:
-        files.setdefault(file, []).append((local, key))
-    return files
 
 
 def _read(opened: Any, key: str, box: Box) -> Tensor:

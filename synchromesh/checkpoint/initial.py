@@ -62,8 +62,8 @@ def refuse_uninitialised(
 ) -> None:
     """ValueError that names the tensors on the meta device, but for `without`, that no initialiser
     fills; takes no longer than initialisers on the meta device."""
-    unborn = {n for n in model.described if (x := model.local(n)).is_meta and x.numel()}
-    missed = unborn - set(without)
+    on_meta = {n for n in model.described if (x := model.local(n)).is_meta and x.numel()}
+    missed = on_meta - set(without)
     missed -= _written(model) if missed else set()
     if not missed:
         return

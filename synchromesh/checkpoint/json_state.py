@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synchromesh.engine.movable import bytes_of
 from synchromesh.values import document
 
 
@@ -50,9 +51,8 @@ def _mapping(state: Mapping[Any, Any], what: str) -> dict[str, Any]:
 
 
 def _packed(x: Tensor) -> list[Any]:
-    data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     dtype = str(x.dtype).removeprefix("torch.")
-    return [dtype, list(x.shape), base64.b64encode(data).decode()]
+    return [dtype, list(x.shape), base64.b64encode(bytes_of(x)).decode()]
 
 
 def from_json(value: Any, name: str) -> Any:

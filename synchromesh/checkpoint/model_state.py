@@ -14,6 +14,7 @@ from synchromesh.checkpoint.optimizer_state import OptimizerState, first_state
 from synchromesh.checkpoint.switch import Move, TransferStats, move, redistribute
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.groups import World
+from synchromesh.engine.movable import bytes_of
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.programs.model import Model
 from synchromesh.values.boxes import Box, full_box, local_shape
@@ -85,22 +86,19 @@ class ModelState:
 
     def start(self, seed: int, without: Collection[str] = ()) -> None:
         """Tensors on the meta device come into being, shards alone; not those of `without`."""
-        with self.model.unreferenced():
-            self._start_tensors(seed, without)
+        model, device = self.model, self.world.device
+        with model.unreferenced():
+            for name in [n for n in without if model.local(n).is_meta]:
+                shape = local_shape(self._boxes(name), len(model.described[name].shape))
+                model.place(name, model.local(name).new_empty(shape, device=device))
+            for name, entire in initial_values(model, seed, device, without):
+                boxes, full = self._boxes(name), (full_box(entire.shape),)
+                local = entire.new_empty(local_shape(boxes, entire.dim()))
+                for box in boxes:
+                    box_view(local, boxes, box).copy_(box_view(entire, full, box))
+                model.place(name, local)
+                del entire
         self._start_optimizer(counters=False)
-
-    def _start_tensors(self, seed: int, without: Collection[str]) -> None:
-        for name in [n for n in without if self.model.local(n).is_meta]:
-            shape = local_shape(self._boxes(name), len(self.model.described[name].shape))
-            meta = self.model.local(name)
-            self.model.place(name, meta.new_empty(shape, device=self.world.device))
-        for name, entire in initial_values(self.model, seed, self.world.device, without):
-            boxes = self._boxes(name)
-            local = entire.new_empty(local_shape(boxes, entire.dim()))
-            for box in boxes:
-                box_view(local, boxes, box).copy_(box_view(entire, (full_box(entire.shape),), box))
-            self.model.place(name, local)
-            del entire
 
     def _start_optimizer(self, counters: bool) -> None:
         """State that the optimizer's constructor made on the meta device comes into being on this
@@ -108,8 +106,8 @@ class ModelState:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter, {})
-                unborn = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_meta}
-                keys = [k for k, v in unborn.items() if (v.dim() == 0) == counters]
+                on_meta = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.is_meta}
+                keys = [k for k, v in on_meta.items() if (v.dim() == 0) == counters]
                 first = first_state(self.optimizer, group, parameter) if keys else {}
                 for key in keys:
                     shape = () if counters else parameter.shape
@@ -239,7 +237,4 @@ class ModelState:
 
 def checksum(tensor: Tensor) -> int:
     """Of all bytes of a tensor; 0 on the meta device."""
-    if tensor.is_meta or not tensor.numel():
-        return 0
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+    return 0 if tensor.is_meta else zlib.crc32(bytes_of(tensor))

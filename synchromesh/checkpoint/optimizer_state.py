@@ -145,14 +145,11 @@ class OptimizerState:
                 f"checkpoint ({[len(g['params']) for g in groups]}): build it as the saved run did"
             )
         for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            settings = {key: value for key, value in saved.items() if key != "params"}
-            group.update({k: _setting_like(group.get(k), v) for k, v in settings.items()})
-
-
-def _setting_like(old: Any, saved: Any) -> Any:
-    """A setting of a group as it was saved, on the device and of the kind of the present one."""
-    new = _unplain(saved, old.device if isinstance(old, Tensor) else None)
-    return tuple(new) if isinstance(old, tuple) else new
+            for key, value in saved.items():
+                if key != "params":  # on the device and of the kind of the present one
+                    old = group.get(key)
+                    new = _unplain(value, old.device if isinstance(old, Tensor) else None)
+                    group[key] = tuple(new) if isinstance(old, tuple) else new
 
 
 def first_state(

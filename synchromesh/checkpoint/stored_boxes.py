@@ -10,21 +10,23 @@ import io
 import pathlib
 import pickle
 from collections.abc import Mapping
-from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import metadata, planner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError, FileEntry, plain
-from synchromesh.values.boxes import Box, full_box, intersection, place, split, volume
+from synchromesh.values.boxes import Box, split, volume
 
 
-class BoxWriter(planner.SavePlanner):
+class BoxWriter(DefaultSavePlanner):
     """Plans a save: each rank lists its boxes, rank 0 keeps one writer for each."""
 
     BOX_BYTES: ClassVar[int] = 32 * 2**20  # larger boxes are stored in parts, read one at a time
@@ -35,70 +37,27 @@ class BoxWriter(planner.SavePlanner):
         self.tensors: dict[str, LocalTensor] = state_dict
 
     def create_local_plan(self) -> planner.SavePlan:
+        """Large boxes first, so that small ones even out what each rank writes. Boxes are told
+        apart by their corners: an empty one would hide its neighbour."""
         items = []
         for name, local in self.tensors.items():
             properties = metadata.TensorProperties.create_from_tensor(local.tensor.detach())
-            most = max(1, self.BOX_BYTES // local.dtype.itemsize)
+            most, empty = max(1, self.BOX_BYTES // local.dtype.itemsize), not prod(local.shape)
             for box in (part for outer in local.boxes for part in split(outer, most)):
-                data = planner.TensorWriteData(_chunk(box), properties, torch.Size(local.shape))
-                index = _at_corner(name, box)
+                if not (volume(box) or empty):
+                    continue
+                chunk = _chunk(box)
+                data = planner.TensorWriteData(chunk, properties, torch.Size(local.shape))
+                index = metadata.MetadataIndex(name, chunk.offsets)
                 items.append(
                     planner.WriteItem(index, planner.WriteItemType.SHARD, tensor_data=data)
                 )
-        return planner.SavePlan(items)
-
-    def create_global_plan(
-        self, all_plans: list[planner.SavePlan]
-    ) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """Each box goes to the holder that writes least so far; boxes must tile each tensor."""
-        holders: dict[tuple[str, Box], list[int]] = {}
-        items: dict[tuple[str, Box], planner.WriteItem] = {}
-        for rank, plan in enumerate(all_plans):
-            for item in plan.items:
-                assert item.tensor_data is not None
-                key = item.index.fqn, box_of(item.tensor_data.chunk)
-                holders.setdefault(key, []).append(rank)
-                items[key] = item
-        load = [0] * len(all_plans)
-        chosen: list[list[planner.WriteItem]] = [[] for _ in all_plans]
-        stored: dict[str, metadata.TensorStorageMetadata] = {}
-        # large boxes first, so that small ones even out what each rank writes
-        for key in sorted(items, key=lambda k: (-_stored_bytes(items[k]), k)):
-            item, rank = items[key], min(holders[key], key=lambda r: load[r])
-            load[rank] += _stored_bytes(item)
-            assert item.tensor_data is not None
-            data = item.tensor_data
-            empty = metadata.TensorStorageMetadata(data.properties, data.size, [])
-            entry = stored.setdefault(key[0], empty)
-            index = _at_corner(*key, len(entry.chunks))
-            entry.chunks.append(data.chunk)
-            chosen[rank].append(replace(item, index=index))
-        for name, entry in stored.items():
-            _check_tiling(name, entry)
-        index_file = metadata.Metadata(dict(sorted(stored.items())))
-        return [planner.SavePlan(items) for items in chosen], index_file
-
-    def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        return new_plan
+        return planner.SavePlan(sorted(items, key=lambda item: -(item.tensor_storage_size() or 0)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> Tensor | io.BytesIO:
         assert write_item.tensor_data is not None
         local = self.tensors[write_item.index.fqn]
         return local.view(box_of(write_item.tensor_data.chunk)).contiguous()
-
-
-def _check_tiling(name: str, stored: metadata.TensorStorageMetadata) -> None:
-    """Every element of a tensor is in exactly one stored box."""
-    boxes = boxes_of(stored)
-    total, wanted = sum(map(volume, boxes)), volume(full_box(stored.size))
-    overlap = any(intersection(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a)
-    if total != wanted or overlap:
-        raise ValueError(f"{name}: boxes of {total} elements do not tile {tuple(stored.size)}")
-
-
-def _stored_bytes(item: planner.WriteItem) -> int:
-    assert item.tensor_data is not None
-    return volume(box_of(item.tensor_data.chunk)) * item.tensor_data.properties.dtype.itemsize
 
 
 def _chunk(box: Box) -> metadata.ChunkStorageMetadata:
@@ -107,37 +66,24 @@ def _chunk(box: Box) -> metadata.ChunkStorageMetadata:
     )
 
 
-class BoxReader(planner.LoadPlanner):
+class BoxReader(DefaultLoadPlanner):
     """Plans a load: the wanted boxes intersected with the stored ones."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Any = None, is_coordinator: bool = False
     ) -> None:
         self.tensors: dict[str, LocalTensor] = state_dict
-        known = described(metadata)
-        self.stored = {name: boxes_of(known[name]) for name in state_dict}
+        self.stored = described(metadata)
 
     def create_local_plan(self) -> planner.LoadPlan:
         """Every part of a stored box that lies in a wanted one."""
         items = []
         for name, local in self.tensors.items():
-            for box in local.boxes:
-                for number, there in enumerate(self.stored[name]):
-                    shared = intersection(box, there)
-                    if shared is not None:
-                        items.append(_read_item(name, number, box, there, shared))
+            wanted = [_chunk(box) for box in local.boxes if volume(box)]
+            items += create_read_items_for_chunk_list(name, self.stored[name], wanted)
         return planner.LoadPlan(items)
 
-    def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        return central_plan
-
     def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:
-        raise CheckpointError(f"{read_item.dest_index.fqn}: pickled objects are not read")
-
-    def resolve_bytes(self, read_item: planner.ReadItem) -> io.BytesIO:
         raise CheckpointError(f"{read_item.dest_index.fqn}: pickled objects are not read")
 
     def resolve_tensor(self, read_item: planner.ReadItem) -> Tensor:
@@ -149,35 +95,10 @@ class BoxReader(planner.LoadPlanner):
         )
         return self.tensors[read_item.dest_index.fqn].view(box)
 
-    def commit_tensor(self, read_item: planner.ReadItem, tensor: Tensor) -> None:
-        """Nothing to do: what was resolved is a view of the local tensor."""
-
-
-def _read_item(name: str, number: int, box: Box, there: Box, shared: Box) -> planner.ReadItem:
-    """Reads `shared` of the wanted `box` from the stored one, `there`, the tensor's `number`th."""
-
-    def offsets(outer: Box) -> torch.Size:
-        return torch.Size(first for first, _ in place(shared, [outer]))
-
-    return planner.ReadItem(
-        planner.LoadItemType.TENSOR, dest_index=_at_corner(name, box), dest_offsets=offsets(box),
-        storage_index=_at_corner(name, there, number), storage_offsets=offsets(there),
-        lengths=torch.Size(b - a for a, b in shared),
-    )  # fmt: skip
-
-
-def _at_corner(name: str, box: Box, number: int | None = None) -> metadata.MetadataIndex:
-    """What torch calls a box of a tensor by; number: its place in the tensor's list, a hint."""
-    return metadata.MetadataIndex(name, torch.Size(a for a, _ in box), number)
-
 
 def box_of(chunk: metadata.ChunkStorageMetadata) -> Box:
     """The box of a chunk that torch describes by offsets and sizes."""
     return tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
-
-
-def boxes_of(stored: metadata.TensorStorageMetadata) -> list[Box]:
-    return [box_of(chunk) for chunk in stored.chunks]
 
 
 def described(index: metadata.Metadata) -> dict[str, metadata.TensorStorageMetadata]:

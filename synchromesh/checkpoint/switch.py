@@ -42,14 +42,6 @@ class Move:
     replace: Callable[[Tensor], None]
 
     @property
-    def before(self) -> int:
-        return sum(volume(box) for boxes in self.have for box in boxes)
-
-    @property
-    def after(self) -> int:
-        return sum(volume(box) for boxes in self.want for box in boxes)
-
-    @property
     def changes(self) -> bool:
         return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
 
@@ -145,8 +137,8 @@ def in_order(moves: Iterable[Move]) -> list[Move]:
     """Shrinking tensors first, the smallest first; then growing ones, the largest first."""
 
     def key(m: Move) -> tuple[bool, int, str]:
-        grows = m.after > m.before
-        return grows, -m.after if grows else m.before, m.name
+        before, after = (sum(volume(b) for boxes in x for b in boxes) for x in (m.have, m.want))
+        return after > before, -after if after > before else before, m.name
 
     return sorted(moves, key=key)
 
@@ -184,7 +176,7 @@ def _chunks(m: Move, most: int) -> Iterator[BoxCopy]:
 def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> TransferStats:
     sends: list[tuple[int, Tensor]] = []
     receives: list[tuple[int, Tensor]] = []
-    landing: list[tuple[Tensor, Tensor]] = []
+    received: list[tuple[Tensor, Tensor]] = []
     for i, part in batch.chunks:
         state = opened[i]
         if part.stays and part.source == group.index:
@@ -196,9 +188,9 @@ def _exchange(batch: _Round, opened: dict[int, _OpenMove], group: Group) -> Tran
             target = state.place(part)
             buffer = target if target.is_contiguous() else target.new_empty(target.shape)
             receives.append((part.source, buffer))
-            landing.append((target, buffer))
+            received.append((target, buffer))
     group.exchange(sends, receives)
-    for target, buffer in landing:
+    for target, buffer in received:
         if buffer is not target:
             target.copy_(buffer)
     return TransferStats(*(sum(x.nbytes for _, x in side) for side in (sends, receives)))

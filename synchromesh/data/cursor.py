@@ -120,8 +120,8 @@ class Cursor:
 
 
 @contextmanager
-def own_draws() -> Iterator[None]:
-    """Inside, `draw_from` may be called; afterwards all three generators are as they were."""
+def preserved_generators() -> Iterator[None]:
+    """Inside, `seed_generators` may be called; afterwards all three are as they were."""
     python, numbers, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -131,8 +131,8 @@ def own_draws() -> Iterator[None]:
         torch.set_rng_state(host)
 
 
-def draw_from(*place: int) -> None:
-    """Seeds all three by a place."""
+def seed_generators(*place: int) -> None:
+    """Seeds all three generators by a place."""
     seed = Cursor.mixed(*place)
     random.seed(seed)
     np.random.seed(seed)

@@ -234,8 +234,7 @@ class Loaders:
         self._own_rows, self._world, self._carries = own_rows, world, carries
         self.place = ""  # of the batch that was handed out last
         self.begins = False  # whether that was the first one of an epoch, until it is trained on
-        self._made: list[Loader] = []
-        self._seeds: dict[int, int] = {}  # as they were asked for
+        self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
 
     def one(
@@ -249,9 +248,10 @@ class Loaders:
                 "not follow each other: give continuing=True in place of shuffle=True"
             )
         batching, loading = _loading_of(batching, options)
-        for loader in self._made:
+        asked = _settings(batch_size, batching, seed, loading)
+        for loader, its_seed in self._made.items():
             if loader.dataset is dataset and loader.batching.shuffle == batching.shuffle:
-                self._refuse_other(loader, _settings(batch_size, batching, seed, loading))
+                _refuse_other(loader, its_seed, asked)
                 return loader
         loader = Loader(
             dataset, batch_size, self._own_rows, Cursor(seed), batching, loading,
@@ -260,21 +260,8 @@ class Loaders:
         if self._resumed:
             self._go_on(loader, self._resumed.pop(0))
         loader.handed_out = self._note
-        self._made.append(loader)
-        self._seeds[id(loader)] = seed
+        self._made[loader] = seed
         return loader
-
-    def _refuse_other(self, loader: Loader, asked: Mapping[str, Any]) -> None:
-        """ValueError where the loader was made with other settings than are asked for."""
-        seed = self._seeds[id(loader)]
-        there = _settings(loader.batch_size, loader.batching, seed, loader.loading)
-        odd = [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]
-        if odd:
-            raise ValueError(
-                "this data set has a loader already, with other settings: "
-                f"{', '.join(odd)}; set loader.batch_size on it, or wrap the data set for "
-                "a second order"
-            )
 
     def _note(self, loader: Loader) -> None:
         self.place, self.begins = loader.place, loader.cursor.position == loader.rows
@@ -338,6 +325,16 @@ def _settings(batch_size: int, batching: Batching, seed: int, loading: Loading) 
     """What a second call for a data set may not change, by the names of arguments."""
     own = {"batch_size": batch_size, "drop_last": batching.whole, "seed": seed}
     return {**own, "continuing": batching.continuing, **vars(loading)}
+
+
+def _refuse_other(loader: Loader, seed: int, asked: Mapping[str, Any]) -> None:
+    """ValueError where the loader was made with other settings than are asked for."""
+    there = _settings(loader.batch_size, loader.batching, seed, loader.loading)
+    if odd := [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]:
+        raise ValueError(
+            f"this data set has a loader already, with other settings: {', '.join(odd)}; set "
+            "loader.batch_size on it, or wrap the data set for a second order"
+        )
 
 
 def _known_states(tables: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from synchromesh.data.cursor import Cursor, draw_from, own_draws
+from synchromesh.data.cursor import Cursor, preserved_generators, seed_generators
 from synchromesh.data.reading import Collate, OwnRows, Reading, ReadingFault, Request
 from synchromesh.engine.batches import count_of
 
@@ -17,8 +17,8 @@ class SampleReader(Dataset[Reading]):
         self.dataset, self.collate = dataset, collate
 
     def __getitem__(self, request: Request) -> Reading:
-        with own_draws():
-            draw_from(*request.place)
+        with preserved_generators():
+            seed_generators(*request.place)
             samples, fault = self._samples(request.what)
             if fault is not None:
                 return Reading(fault=fault)

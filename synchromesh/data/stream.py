@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as torch_worker
 
 from synchromesh.checkpoint import json_state
-from synchromesh.data.cursor import Cursor, StreamPlace, draw_from, own_draws
+from synchromesh.data.cursor import Cursor, StreamPlace, preserved_generators, seed_generators
 from synchromesh.data.reading import (
     Collate,
     OwnRows,
@@ -165,7 +165,7 @@ class StreamReader(Dataset[Reading]):
         if block is None:
             return Reading()
         what = f"the stream from item {sum(n for n in block.read if n > 0)} on"
-        with own_draws():
+        with preserved_generators():
             try:
                 return self._read(request, block)
             except Exception as error:
@@ -184,7 +184,7 @@ class StreamReader(Dataset[Reading]):
             items.append(given)
             states.append(state)
         self._sample = next((x[:1] for x in items if x), self._sample)
-        draw_from(*request.place, *block.read, request.rows[0][0])  # in `collate`
+        seed_generators(*request.place, *block.read, request.rows[0][0])  # in `collate`
         numbers = {"counts": tuple(counts), "states": tuple(states), "digest": digest(items)}
         if any(0 <= n < last - first for n, (first, last) in zip(counts, edges, strict=True)):
             return Reading(items=(*items, self._one(block)), **numbers)  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ class StreamReader(Dataset[Reading]):
             return -1, [], None
         place = (*request.place, index)
         substream = self._substream(block, index, place)
-        draw_from(*place, block.read[index])
+        seed_generators(*place, block.read[index])
         items = substream.read(last - first)
         return len(items), items, substream.state()
 
@@ -210,7 +210,7 @@ class StreamReader(Dataset[Reading]):
         key = (block.workers, len(block.read), block.worker, index)
         there = self._open.get(key)
         if there is None or not there.goes_on(block.epoch, block.read[index]):
-            draw_from(*place, 0)  # as when it began: it may have been shuffled then
+            seed_generators(*place, 0)  # as when it began: it may have been shuffled then
             there = self._open[key] = Substream(self.dataset, block, index)
         return there
 
@@ -303,12 +303,9 @@ class StreamSource:
             return None
         rows, reading = self._rows(request, reading, counts)
         batch = reading.rows(rows)
-        self.cursor = self.cursor.after(total, self._place())
-        return batch, total
-
-    def _place(self) -> StreamPlace:
         read, states = (tuple(map(tuple, table)) for table in (self._read, self._states))
-        return StreamPlace(read, self._worker, states)
+        self.cursor = self.cursor.after(total, StreamPlace(read, self._worker, states))
+        return batch, total
 
     def _counts(self, reading: Reading) -> list[int]:
         """What each substream of the turn gave, as all ranks know it."""
@@ -355,8 +352,8 @@ class StreamSource:
         *items, sample = reading.items
         own = self._own_items(request, items, counts)
         shown = own or sample
-        with own_draws():
-            draw_from(*request.place, *request.what.read, request.rows[0][0])
+        with preserved_generators():
+            seed_generators(*request.place, *request.what.read, request.rows[0][0])
             return len(own), Reading(self._collate(shown), len(shown))
 
     def _own_items(

@@ -25,7 +25,7 @@ Node = torch.fx.Node
 RUNNING = slice(4, 6)  # arguments of axis.batch_norm: it minds itself that the rows are not real
 
 
-class _Stop(torch.autograd.Function):
+class _StopGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.view_as(x)
@@ -36,9 +36,9 @@ class _Stop(torch.autograd.Function):
         return torch.zeros_like(gradient)
 
 
-def stop(x: Tensor) -> Tensor:
+def stop_gradient(x: Tensor) -> Tensor:
     """`x`, through which a gradient of exactly zero flows back."""
-    return _Stop.apply(x) if x.requires_grad and torch.is_grad_enabled() else x
+    return _StopGradient.apply(x) if x.requires_grad and torch.is_grad_enabled() else x
 
 
 def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -52,7 +52,7 @@ def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if node.name == "axis":
             return copies[node]
         if node not in stopped:
-            target = torch.clone if meta.is_buffer(node) else stop
+            target = torch.clone if meta.is_buffer(node) else stop_gradient
             stopped[node] = made.call_function(target, (copies[node],))
         return stopped[node]
 
@@ -67,16 +67,16 @@ def isolated(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         else:
             copies[node] = made.node_copy(node, copies.__getitem__)
             if node in rows and node.op == "placeholder" and node.name != "rows":
-                copies[node] = made.call_function(stop, (copies[node],))
+                copies[node] = made.call_function(stop_gradient, (copies[node],))
     made.lint()
     return torch.fx.GraphModule({}, made)
 
 
 def row_nodes(graph: torch.fx.Graph) -> set[Node]:
     """Nodes that a row, or the number of rows, enters."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in graph.nodes:
         of_rows = node.op == "placeholder" and meta.of_rows(node)
-        if of_rows or any(a in found for a in node.all_input_nodes):
-            found.add(node)
-    return found
+        if of_rows or any(a in nodes for a in node.all_input_nodes):
+            nodes.add(node)
+    return nodes

@@ -127,23 +127,21 @@ class RankReport:
     place: int
     model: int
     optimizer: int
-    numbers: tuple[int, ...] = ()  # the trainer's
     loss: LossState = LossState.APART
     sums: tuple[int, ...] = (0,) * len(LossSum)  # of the loss: the bits of each float64
+    numbers: tuple[int, ...] = ()  # the trainer's
 
     def packed(self) -> list[int]:
-        return [
-            self.rows, self.checksum, int(self.outdated), self.data, self.batch, self.place,
-            self.model, self.optimizer, self.loss, *self.sums, *self.numbers,
-        ]  # fmt: skip
+        *single, sums, numbers = vars(self).values()
+        return [*map(int, single), *sums, *numbers]
 
     @classmethod
     def unpacked(cls, packed: Sequence[int]) -> "RankReport":
         rows, checksum, outdated, data, batch, place, model, optimizer, loss, *rest = packed
         sums, numbers = tuple(rest[: len(LossSum)]), tuple(rest[len(LossSum) :])
         return cls(
-            rows, checksum, bool(outdated), data, batch, place, model, optimizer, numbers,
-            LossState(loss), sums,
+            rows, checksum, bool(outdated), data, batch, place, model, optimizer,
+            LossState(loss), sums, numbers,
         )  # fmt: skip
 
 
@@ -170,16 +168,16 @@ class RowAgreement:
 
     def __init__(
         self, group: Group, ranks: tuple[int, ...], layouts: Collection[Layout], plan: Plan,
-        device: torch.device, carries: bool = False,
+        carries: bool = False,
     ) -> None:  # fmt: skip
         """layouts: of the batch, one on the positions of each stage. carries: whether a step
         reads what the one before has made."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
         self._alone = ranks == (0,) and group.world.control is not None and not carries
         self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
-        self._tell: Callable[[LossState, tuple[int, ...]], None] | None = None
-        self._told: Tensor | None = None
-        self.plan, self.device = plan, device
+        self._send: Callable[[LossState, tuple[int, ...]], None] | None = None
+        self._received: Tensor | None = None
+        self.plan = plan
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
         self.refused = False  # whether the check after the forward has refused the step
@@ -196,7 +194,7 @@ class RowAgreement:
         own, fault = self._own(batch, marks, numbers, outdated)
         if self.group.size == 1:
             return self._checked([own], marks.data, fault)
-        gather = start_checked_gather(self.group, method, own.packed(), self.device)
+        gather = start_checked_gather(self.group, method, own.packed())
 
         def met(report: RankReport) -> list[RankReport]:
             return [*map(RankReport.unpacked, gather(report.packed()))]
@@ -204,14 +202,14 @@ class RowAgreement:
         if self._alone and not self.group.index and method == STEP and at_once:
             if (marks.alike, own.rows) == self._usual and not outdated:
 
-                def tell(state: LossState, sums: tuple[int, ...]) -> None:
+                def send(state: LossState, sums: tuple[int, ...]) -> None:
                     reports = met(replace(own, loss=state, sums=sums))
                     if state is LossState.SENT:
                         self.refused = True
                         self._checked(reports, marks.data, fault)
                         self.refused = False
 
-                self._tell, self.outdated = tell, False
+                self._send, self.outdated = send, False
                 return self._rows((own,))
             self._asked = (marks.alike, own.rows)
         reports = met(own)
@@ -219,7 +217,7 @@ class RowAgreement:
         if first.loss is LossState.FAILED:
             raise LoneRankFailed
         sent = first.loss is LossState.SENT
-        self._told = torch.tensor(first.sums).view(torch.float64) if sent else None
+        self._received = torch.tensor(first.sums).view(torch.float64) if sent else None
         return self._checked(reports, marks.data, fault)
 
     def _own(
@@ -234,26 +232,26 @@ class RowAgreement:
         data = batches.fingerprint(marks.data)
         report = RankReport(
             count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
-            numbers,
+            numbers=numbers,
         )  # fmt: skip
         return report, fault
 
-    def told(self, sums: Tensor) -> Tensor | None:
+    def exchanged(self, sums: Tensor) -> Tensor | None:
         """The sums of a loss over all ranks, where they travel with the rows; None where they do
         not, and are to be exchanged. sums: over this rank, by `LossSum`."""
-        if self._tell is not None:
-            tell, self._tell = self._tell, None
-            tell(LossState.SENT, tuple(sums.view(torch.int64).tolist()))
+        if self._send is not None:
+            send, self._send = self._send, None
+            send(LossState.SENT, tuple(sums.view(torch.int64).tolist()))
             return sums
-        told, self._told, self._usual = self._told, None, self._asked
-        return told
+        received, self._received, self._usual = self._received, None, self._asked
+        return received
 
     def give_up(self) -> None:
         """After a step that failed here: those that wait for its loss fail too."""
-        if self._tell is not None:
-            tell, self._tell = self._tell, None
-            with suppress(RuntimeError):  # one is gone: what has failed here is to be told
-                tell(LossState.FAILED, (0,) * len(LossSum))
+        if self._send is not None:
+            send, self._send = self._send, None
+            with suppress(RuntimeError):  # one is gone: what has failed here is to be said
+                send(LossState.FAILED, (0,) * len(LossSum))
 
     def _checked(self, reports: Sequence[RankReport], data: str, fault: str) -> GlobalRows:
         """The rows of which all ranks report, checked as `__call__` says. fault: this rank's."""

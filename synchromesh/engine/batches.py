@@ -2,8 +2,7 @@
 
 import zlib
 from collections.abc import Hashable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.groups import Group
+from synchromesh.engine.movable import bytes_of
 from synchromesh.trace.capture.batch import row_count as row_count
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -55,6 +55,7 @@ class GlobalRows:
 
     counts: tuple[int, ...]
     plan: Plan
+    _ranges: dict[int, Ranges] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def total(self) -> int:
@@ -69,10 +70,6 @@ class GlobalRows:
             of_finest = () if finest % data else tuple(pairwise(ends[:: finest // data]))
             self._ranges[data] = of_finest or self.plan.row_ranges(self.total, data)
         return self._ranges[data]
-
-    @cached_property
-    def _ranges(self) -> dict[int, Ranges]:
-        return {}
 
     @classmethod
     def of(cls, total: int, data: int, plan: Plan) -> "GlobalRows":
@@ -132,7 +129,6 @@ def checksum(batch: Any) -> int:
     """A checksum of at most 1,024 entries of each tensor, equal for ranks with equal rows."""
     total = 0
     for x in leaves(batch):
-        flat = x.detach().resolve_conj().resolve_neg().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 1024)].contiguous().cpu()
-        total = zlib.crc32(sample.view(torch.uint8).numpy().data if sample.numel() else b"", total)
+        flat = x.reshape(-1)
+        total = zlib.crc32(bytes_of(flat[:: max(1, flat.numel() // 1024)]), total)
     return total

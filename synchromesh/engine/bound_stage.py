@@ -95,29 +95,16 @@ class Binding:
         """ValueError where an output is not made in the last stage."""
         parts = [(i, self._component(i)) for i in stage]
         last = stage[-1] == len(self.partition.components) - 1
+        passing = [(way, item) for way, items in self.crossings.items() for item in items]
+        arriving = (i.read if i.crosses else i.made for (_, to), i in passing if to == number)
+        handed = (i.made for (source, _), i in passing if source == number)
         bound = BoundStage(
-            parts, self._arriving(number), self._handed(number),
+            parts, tuple(dict.fromkeys(arriving)), tuple(dict.fromkeys(handed)),
             [_output(parts, o) for o in self.partition.outputs] if last else [],
             self._carry(stage),
         )  # fmt: skip
         bound.turns = 1 + _arrange(bound, self.leaves)
         return bound
-
-    def _arriving(self, stage: int) -> tuple[Border, ...]:
-        return tuple(dict.fromkeys(
-            item.read if item.crosses else item.made
-            for (_, target), items in self.crossings.items()
-            for item in items
-            if target == stage
-        ))  # fmt: skip
-
-    def _handed(self, stage: int) -> tuple[Border, ...]:
-        return tuple(dict.fromkeys(
-            item.made
-            for (source, _), items in self.crossings.items()
-            for item in items
-            if source == stage
-        ))  # fmt: skip
 
     def _carry(self, stage: range) -> dict[str, Border]:
         components = self.partition.components

@@ -64,12 +64,12 @@ Numbers = Sequence[int]
 
 
 def start_numbers(
-    group: Reachable, numbers: Numbers, device: torch.device | None
+    group: Reachable, numbers: Numbers
 ) -> Callable[[Numbers], list[tuple[int, ...]]]:
     """Begins to gather as many numbers of each rank; the wait takes the first rank's own."""
     channel = _of(group)
     if channel is None:
-        own = torch.tensor(numbers, device=device)
+        own = torch.tensor(numbers, device=group.world.device)
         wait = group.start_all_gather(own, counted=False)
         return lambda _: [*map(tuple, wait().tolist())]
     form = struct.Struct(f"{len(numbers)}q")
@@ -78,10 +78,8 @@ def start_numbers(
     return lambda last: [*form.iter_unpack(_waited(group, finish, form.pack(*last)))]
 
 
-def all_gather_numbers(
-    group: Reachable, numbers: Numbers, device: torch.device | None
-) -> list[tuple[int, ...]]:
-    return start_numbers(group, numbers, device)(numbers)
+def all_gather_numbers(group: Reachable, numbers: Numbers) -> list[tuple[int, ...]]:
+    return start_numbers(group, numbers)(numbers)
 
 
 def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
@@ -129,11 +127,11 @@ class ControlChannel:
         def finish(first: bytes) -> bytearray:
             if 0 in self._links:
                 return self._receive(0, number, len(self.ranks) * len(own))
-            found = bytearray(first)
+            gathered = bytearray(first)
             for rank in self.ranks[1:]:
-                found += self._receive(rank, number, len(own))
-            self._send(number, found)
-            return found
+                gathered += self._receive(rank, number, len(own))
+            self._send(number, gathered)
+            return gathered
 
         return finish
 
@@ -261,20 +259,17 @@ METHODS = (
 )  # fmt: skip
 
 
-def checked_gather(
-    group: Reachable, method: str, numbers: Sequence[int] = (),
-    device: torch.device | None = None,
-) -> list[tuple[int, ...]]:  # fmt: skip
+def checked_gather(group: Reachable, method: str, numbers: Numbers = ()) -> list[tuple[int, ...]]:
     """The numbers of every rank; ValueError on all where one is in another method."""
-    return start_checked_gather(group, method, numbers, device)(numbers)
+    return start_checked_gather(group, method, numbers)(numbers)
 
 
 def start_checked_gather(
-    group: Reachable, method: str, numbers: Sequence[int], device: torch.device | None
-) -> Callable[[Sequence[int]], list[tuple[int, ...]]]:
+    group: Reachable, method: str, numbers: Numbers
+) -> Callable[[Numbers], list[tuple[int, ...]]]:
     """Begins one; the function that waits for it (`start_numbers`)."""
     here, padding = METHODS.index(method), [0] * (LIMITS.numbers - len(numbers))
-    finish = start_numbers(group, [here, *numbers, *padding], device)
+    finish = start_numbers(group, [here, *numbers, *padding])
     return lambda last: _checked(group, finish([here, *last, *padding]), len(numbers))
 
 

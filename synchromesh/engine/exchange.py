@@ -24,7 +24,7 @@ from synchromesh.programs.collectives import async_move, move
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.boxes import Slices
 from synchromesh.values.component import Rows
-from synchromesh.values.exchange import Change, Exchange, Ranges, Route, Side, nested
+from synchromesh.values.exchange import Change, Exchange, Ranges, Side, nested
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED
 
@@ -218,25 +218,16 @@ def assembled(
             assert x is not None, "who receives from itself has something"
             parts = [_cut_out(x, change.cut, at) for at, _ in r.parts]
         else:
-            parts = _unpacked(change, r, buffers[r.sender], out)
+            shapes = [change.lengths(out.shape, to) for _, to in r.parts]
+            flat = buffers[r.sender].split([prod(shape) for shape in shapes])
+            parts = [x.view(shape) for x, shape in zip(flat, shapes, strict=True)]
         for (_, to), arrived in zip(r.parts, parts, strict=True):
-            _put(arrived, _cut_out(out, change.cut, to), change.partial)
+            place = _cut_out(out, change.cut, to)
+            if change.partial:
+                place.add_(arrived)
+            elif not place.numel() or place.data_ptr() != arrived.data_ptr():  # not received there
+                place.copy_(arrived)
     return out
-
-
-def _unpacked(change: Change, route: Route, flat: Tensor, out: Tensor) -> list[Tensor]:
-    shapes = [change.lengths(out.shape, to) for _, to in route.parts]
-    parts = flat.split([prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _put(arrived: Tensor, place: Tensor, partial: bool) -> None:
-    if place.data_ptr() == arrived.data_ptr() and place.numel():
-        return  # it was received there
-    if partial:
-        place.add_(arrived)
-    else:
-        place.copy_(arrived)
 
 
 def empty(change: Change, like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -50,10 +50,10 @@ def _default() -> Any:
     """The default group's part for tensors on a CPU, if it is gloo's."""
     assert dist.group.WORLD is not None
     try:
-        found = dist.group.WORLD._get_backend(torch.device("cpu"))
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     except RuntimeError:  # of other devices alone
         return None
-    return found if isinstance(found, ProcessGroupGloo) else None
+    return backend if isinstance(backend, ProcessGroupGloo) else None
 
 
 def _group(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -145,8 +145,8 @@ class FlatBucket(Bucket):
         self.group.world.wait(self.work)
         self.work = None
         if self.waiting:
-            found = zip(self.items, self.views, self.filled, self.counts.tolist(), strict=True)
-            for item, view, filled, count in found:
+            gradients = zip(self.items, self.views, self.filled, self.counts.tolist(), strict=True)
+            for item, view, filled, count in gradients:
                 if not filled and count:
                     item.parameter.grad = view
 

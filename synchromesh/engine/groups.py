@@ -19,7 +19,7 @@ from synchromesh.engine import control_channel, gloo, reduce_scatter
 from synchromesh.engine.control_channel import EXCHANGE, ControlChannel, checked_gather
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
-from synchromesh.engine.movable import bytes_of, movable, resolved
+from synchromesh.engine.movable import movable, resolved
 from synchromesh.launch import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
@@ -58,10 +58,10 @@ class Group:
 
     def handles(self) -> list[Any]:
         """Its process groups, of which it has none any more."""
-        found = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
+        handles = {id(h): h for h in (self.handle, self.messages, self.ring) if h is not None}
         self.handle = self.messages = self.ring = None
         self.rings.clear()
-        return list(found.values())
+        return list(handles.values())
 
     def all_reduce(
         self, x: Tensor, op: Op = "sum", asynchronous: bool = False, counted: bool = True
@@ -70,7 +70,7 @@ class Group:
         if not self._ready():
             return None
         if counted:
-            self.world.ledger.add("all_reduce", bytes_of(x), self.size)
+            self.world.ledger.add("all_reduce", x.nbytes, self.size)
         lazy = x.is_conj() or x.is_neg()
         if x.is_contiguous() and x.dtype is not torch.int16 and not lazy:
             return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
@@ -89,7 +89,7 @@ class Group:
         if not self._ready():
             return lambda: x.detach().unsqueeze(0)
         if counted:
-            self.world.ledger.add("all_gather", bytes_of(x) * self.size, self.size)
+            self.world.ledger.add("all_gather", x.nbytes * self.size, self.size)
         part = movable(x)
         gathered = part.new_empty((self.size, *part.shape))
         flat = gathered.view(-1), part.view(-1)
@@ -107,19 +107,16 @@ class Group:
         work = self.all_reduce(total, asynchronous=True)
         return self.world.after(work, lambda: total) if work is not None else lambda: total
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x: (size, *rest) -> rest, this rank's part of the sum over the ranks."""
-        return self.start_reduce_scatter(x)()
-
     def start_reduce_scatter(self, x: Tensor, payload: int | None = None) -> Finish:
-        """Begins one, in the quickest way as measured; payload: bytes to count (None: of `x`)."""
+        """x: (size, *rest) -> rest, this rank's part of the sum over the ranks, in the quickest
+        way as measured. payload: bytes to count (None: of `x`)."""
         assert x.shape[0] == self.size, f"{tuple(x.shape)} over {self.size} ranks"
         if not self._ready():
             return lambda: x.detach()[0]
         way = self.world.choices.get(self.ranks)
         if way is None:
-            way = self.world.choices[self.ranks] = reduce_scatter.quickest(self, bytes_of(x))
-        self.world.ledger.add("reduce_scatter", payload or bytes_of(x), self.size)
+            way = self.world.choices[self.ranks] = reduce_scatter.quickest(self, x.nbytes)
+        self.world.ledger.add("reduce_scatter", payload or x.nbytes, self.size)
         return reduce_scatter.begin(self, x, way)
 
     def start_all_to_all(
@@ -136,7 +133,7 @@ class Group:
         dtype = parts[0].dtype
         sends = [movable(p) for p in parts]
         wanted = [tuple(s) for s in (shapes or [p.shape for p in parts])]
-        counted = sum(map(bytes_of, sends)) if payload is None else payload
+        counted = sum(p.nbytes for p in sends) if payload is None else payload
         self.world.ledger.add("all_to_all", counted, self.size)
         wide = dtype.itemsize if sends[0].dtype is not dtype else 1
         outward = [p.numel() for p in sends]
@@ -165,7 +162,7 @@ class Group:
         if not outward and not inward:
             return lambda: None
         self._ready()
-        self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
+        self.world.ledger.add("send", sum(x.nbytes for _, x in outward), 2)
         work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward]
         work += [dist.P2POp(dist.irecv, y, self.ranks[i], self.messages) for i, y in inward]
         begun = dist.batch_isend_irecv(work)
@@ -177,7 +174,7 @@ class Group:
         inward = _movable(receives, filled=True)
         self._ready()
         if outward:
-            self.world.ledger.add_messages(sum(bytes_of(x) for _, x in outward))
+            self.world.ledger.add("send", sum(x.nbytes for _, x in outward), 2)
         work = [dist.isend(x, self.ranks[i], self.messages) for i, x in outward]
         work += [dist.irecv(y, self.ranks[i], self.messages) for i, y in inward]
         return Posted(self.world, work, [x for _, x in outward])
@@ -193,11 +190,10 @@ class Group:
         if not self._ready():
             return [json.loads(json.dumps(value))]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        device = self.world.device
-        lengths = [n for (n,) in checked_gather(self, EXCHANGE, [len(text)], device)]
+        lengths = [n for (n,) in checked_gather(self, EXCHANGE, [len(text)])]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = text
-        rows = self.all_gather(padded.to(device), counted=False).cpu()
+        rows = self.all_gather(padded.to(self.world.device), counted=False).cpu()
         return [json.loads(bytes(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
 
     def broadcast_json(self, value: Any, root: int = 0) -> Any:
@@ -219,9 +215,9 @@ def _movable(
     messages: Iterable[tuple[int, Tensor]], but: int | None = None, filled: bool = False
 ) -> list[tuple[int, Tensor]]:
     """Those that are not empty. but: a rank to leave out. filled: they are what is received."""
-    found = [(i, x) for i, x in messages if i != but and x.numel()]
-    assert not filled or all(x.is_contiguous() for _, x in found)
-    return [(i, movable(x)) for i, x in found]
+    sent = [(i, x) for i, x in messages if i != but and x.numel()]
+    assert not filled or all(x.is_contiguous() for _, x in sent)
+    return [(i, movable(x)) for i, x in sent]
 
 
 @dataclass

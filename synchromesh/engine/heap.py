@@ -10,6 +10,7 @@ is not trimmed. (M_MMAP_THRESHOLD alone does not do: above 32 MiB glibc would ma
 
 import ctypes
 import os
+from contextlib import suppress
 from enum import IntEnum
 
 
@@ -43,11 +44,10 @@ def keep_small() -> bool:
 def _ask(*options: tuple[Mallopt, int]) -> bool:
     if any(name in os.environ for name in SET_BY_USER):
         return False
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # where it is not glibc
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return all([mallopt(*option) for option in options])
+        return all([mallopt(*option) for option in options])
+    return False
 
 
 def release() -> None:
@@ -55,7 +55,5 @@ def release() -> None:
     will not come again, as measuring, and where memory is short: of 881 MiB that steps of a model
     of 100 M parameters under `tensor` on four ranks took, 158 were holes between blocks, and steps
     without them were as quick. Nothing where it is not glibc."""
-    try:
+    with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        return

@@ -29,5 +29,6 @@ def movable(x: Tensor) -> Tensor:
     return x
 
 
-def bytes_of(x: Tensor) -> int:
-    return x.numel() * x.element_size()
+def bytes_of(x: Tensor) -> memoryview:
+    """The entries of `x` in order, on the host."""
+    return resolved(x).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

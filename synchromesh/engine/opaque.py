@@ -77,8 +77,7 @@ class AnnouncedCollectives:
 
     def _next(self, announced: list[int]) -> tuple[int, ...]:
         """What the ranks with rows do next; ValueError on all where they do not agree."""
-        device = self.group.world.device
-        table = control_channel.all_gather_numbers(self.group, announced, device)
+        table = control_channel.all_gather_numbers(self.group, announced)
         acting = [(rank, row) for rank, row in zip(self.group.ranks, table, strict=True) if row[0]]
         first, wanted = acting[0]
         for rank, row in acting:
@@ -218,47 +217,33 @@ def broadcast_state(
     model: Model, names: Sequence[str], group: Group, source: int, receivers: Sequence[int]
 ) -> None:
     """Tensors and attributes of these names come from one rank to others; all its ranks call."""
-    state = _state(model)
+    places = {name: (table, key) for name, table, key in attributes_of(model.module)}
+    state = {name: table[key] for name, (table, key) in places.items()} | model.parameters
     changed = {n: state[n] for n in names if n in state}
     others = {n: x for n, x in changed.items() if not isinstance(x, Tensor)}
     moving = [changed[n] for n in sorted(changed.keys() - others.keys())]
-    _refuse_containers(others)
+    if stuck := [n for n, value in others.items() if isinstance(value, CONTAINERS)]:
+        raise ValueError(
+            f"the forward changes {stuck[0]}, a container that ranks which did not run it cannot "
+            "take over from the others: keep such state in buffers"
+        )
     with group.world.ledger.paused(), torch.no_grad():
         received = group.broadcast_json(others, source)
         if group.index == source:
             group.exchange([(p, x.contiguous()) for p in receivers for x in moving], [])
         elif group.index in receivers:
             _receive(moving, group, source)
-            _assign(model, received)
-
-
-def _state(model: Model) -> dict[str, Any]:
-    attributes = {name: table[key] for name, table, key in attributes_of(model.module)}
-    return {**attributes, **model.parameters}
-
-
-def _assign(model: Model, attributes: Mapping[str, Any]) -> None:
-    places = {name: (table, key) for name, table, key in attributes_of(model.module)}
-    for name, value in attributes.items():
-        table, key = places[name]
-        table[key] = value
-
-
-def _refuse_containers(attributes: Mapping[str, Any]) -> None:
-    stuck = next((n for n, value in attributes.items() if isinstance(value, CONTAINERS)), None)
-    if stuck is not None:
-        raise ValueError(
-            f"the forward changes {stuck}, a container that ranks which did not run it cannot "
-            "take over from the others: keep such state in buffers"
-        )
+            for name, value in received.items():
+                table, key = places[name]
+                table[key] = value
 
 
 def _receive(tensors: Sequence[Tensor], group: Group, source: int) -> None:
     whole = torch.contiguous_format
-    landing = [torch.empty_like(x, memory_format=whole) for x in tensors]
-    group.exchange([], [(source, x) for x in landing])
-    for tensor, received in zip(tensors, landing, strict=True):
-        tensor.copy_(received)
+    buffers = [torch.empty_like(x, memory_format=whole) for x in tensors]
+    group.exchange([], [(source, x) for x in buffers])
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        tensor.copy_(buffer)
 
 
 class _BatchNorm(TorchFunctionMode):

@@ -68,10 +68,5 @@ def clip_norm(
     """Scales gradients so that their global norm is at most `max_norm`; returns it as it was."""
     copies = list(copies)
     norm = global_norm(copies, everyone)
-    gradients = [p.grad for p, _ in copies if p.grad is not None]
-    if gradients:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for dtype in {g.dtype for g in gradients}:
-            alike = [g for g in gradients if g.dtype is dtype]
-            torch._foreach_mul_(alike, factor.to(dtype))
+    nn.utils.clip_grads_with_norm_([p for p, _ in copies], max_norm, norm)
     return norm

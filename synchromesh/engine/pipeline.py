@@ -123,8 +123,8 @@ class PipelineWalk:
 
     def _instructions(self, schedule: Schedule) -> tuple[Instruction, ...]:
         pairs = frozenset(p for m in self.micro_batches for p in m.program.crossings)
-        found: tuple[Instruction, ...] = instructions(schedule, pairs)[self.program.group]
-        return found
+        walked: tuple[Instruction, ...] = instructions(schedule, pairs)[self.program.group]
+        return walked
 
     def _expect(self, instructions: Sequence[Instruction], goes_on: bool) -> None:
         """Tells which parameters will be needed, in which order."""
@@ -146,7 +146,7 @@ class PipelineWalk:
     def carry(self) -> dict[str, Tensor]:
         """The carry of this rank's rows for the next batch, when all has been walked: the leaves
         that it reads, by name. All ranks of the plan call alike."""
-        found: dict[str, list[Tensor]] = {}
+        parts: dict[str, list[Tensor]] = {}
         for batch, of_parts in zip(self.micro_batches, self._carry, strict=True):
             program = batch.program
             for (_, rows), made in zip(batch.parts, of_parts, strict=True):
@@ -155,8 +155,8 @@ class PipelineWalk:
                 if program.deliveries:
                     leaves = deliver(made, program.deliveries, rows, self.groups)
                 for name, x in leaves.items():
-                    found.setdefault(name, []).append(x[:own])  # not of a stand-in row
-        return {name: torch.cat(parts) for name, parts in found.items()}  # on memory of its own
+                    parts.setdefault(name, []).append(x[:own])  # not of a stand-in row
+        return {name: torch.cat(leaf) for name, leaf in parts.items()}  # on memory of its own
 
     # Runs
 

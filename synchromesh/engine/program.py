@@ -28,7 +28,7 @@ from synchromesh.engine.bound_stage import Binding, BoundComponent, BoundStage
 from synchromesh.engine.exchange import depart
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.recomputation import Recomputation
-from synchromesh.engine.sharding import Sharding, signal
+from synchromesh.engine.sharding import Sharding, on_backward
 from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import Walk, run_forwards
@@ -123,12 +123,12 @@ class Program:
     @property
     def first_users(self) -> dict[str, tuple[int, int]]:
         """The stage and component of this rank that uses each parameter first."""
-        found: dict[str, tuple[int, int]] = {}
+        users: dict[str, tuple[int, int]] = {}
         for number, stage in self._stages.items():
             for i, part in stage.parts:
                 for name in part.local.parameters:
-                    found.setdefault(name, (number, i))
-        return found
+                    users.setdefault(name, (number, i))
+        return users
 
     def run(
         self,
@@ -223,7 +223,7 @@ class Program:
         axis, leaves = piece.axes[index], any(x.requires_grad for x in inputs)
         if part.units:
             self.sharding.enter(index, turns)
-            inputs = signal(inputs, partial(self.sharding.leave, index, turns))
+            inputs = on_backward(inputs, partial(self.sharding.leave, index, turns))
         tensors = list(part.tensors)
         for place, placement in part.uses:
             tensors[place] = axis.move(tensors[place], "r", placement)
@@ -272,7 +272,7 @@ class Program:
         backward."""
         own = [x.clone() if self.sharding.owned(units, x) else x for x in results]
         self.sharding.leave(index, turns)
-        return tuple(signal(own, partial(self.sharding.enter, index, turns, leaves)))
+        return tuple(on_backward(own, partial(self.sharding.enter, index, turns, leaves)))
 
     def _fetch(
         self, fetch: Exchange, axis: GroupAxis, x: Tensor, rows: GlobalRows

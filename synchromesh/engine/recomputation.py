@@ -29,7 +29,7 @@ class Recomputation:
         self._again = again
         self._there = {_place(x) for x in there}
         self._count = 0
-        self._found: dict[int, Tensor] = {}
+        self._computed: dict[int, Tensor] = {}
 
     def watched(self, walk: Walk) -> Walk:
         """The walk, of which autograd keeps numbers alone."""
@@ -51,9 +51,9 @@ class Recomputation:
     def _unpack(self, kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
-        if kept not in self._found:
+        if kept not in self._computed:
             self._compute()
-        return self._found.pop(kept)
+        return self._computed.pop(kept)
 
     def _compute(self) -> None:
         number = 0
@@ -62,7 +62,7 @@ class Recomputation:
             nonlocal number
             if _place(x) in self._there:
                 return None
-            self._found[number] = x.detach()
+            self._computed[number] = x.detach()
             number += 1
             return None
 

@@ -177,7 +177,7 @@ class Sharding:
         return any(self._here[unit].owns(x) for unit in units)
 
 
-class _Signal(torch.autograd.Function):
+class _BackwardHook(torch.autograd.Function):
     """Identity whose backward calls a function first."""
 
     @staticmethod
@@ -193,12 +193,12 @@ class _Signal(torch.autograd.Function):
         return None, *gradients
 
 
-def signal(tensors: Sequence[Tensor], call: Callable[[], None]) -> list[Tensor]:
+def on_backward(tensors: Sequence[Tensor], call: Callable[[], None]) -> list[Tensor]:
     """`tensors`; backward calls `call` when the gradients of all of them are there."""
     flowing = [i for i, x in enumerate(tensors) if x.requires_grad]
-    found = list(tensors)
+    outputs = list(tensors)
     if flowing and torch.is_grad_enabled():
-        passed = _Signal.apply(call, *(tensors[i] for i in flowing))
+        passed = _BackwardHook.apply(call, *(tensors[i] for i in flowing))
         for i, x in zip(flowing, passed, strict=True):
-            found[i] = x
-    return found
+            outputs[i] = x
+    return outputs

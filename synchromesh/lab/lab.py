@@ -190,7 +190,7 @@ class Lab:
         with this process where the main thread starts it."""
         processes: list[subprocess.Popen[bytes]] = []
         parts = [*map(self._part, self._hosts())]
-        why = Killings(self._groups, parts, self._records.forewarning(self.name))
+        why = Killings(self._groups, parts, self._records.shortage(self.name))
         # The signal of a parent's death is that of its thread: no other may end before the run.
         main = threading.current_thread() is threading.main_thread()
         parent = os.getpid() if main else 0

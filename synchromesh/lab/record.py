@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.lab.description import Description
-from synchromesh.launch.rank import FOREWARNING
+from synchromesh.launch.rank import SHORTAGE
 from synchromesh.values import document, fields
 
 FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ
@@ -146,12 +146,12 @@ class Records:
         """Where the description of the lab as a cluster is, for what runs in it."""
         return self.folder / f"{name}.cluster.json"
 
-    def forewarning(self, name: str) -> Path:
+    def shortage(self, name: str) -> Path:
         """Where what runs in the lab says beforehand that it lacks memory."""
-        return self.folder / f"{name}.forewarning"
+        return self.folder / f"{name}.shortage"
 
     def variables(self, name: str) -> dict[str, str]:
-        return {CLUSTER: str(self.cluster(name)), FOREWARNING: str(self.forewarning(name))}
+        return {CLUSTER: str(self.cluster(name)), SHORTAGE: str(self.shortage(name))}
 
     def write_cluster(self, name: str, text: str) -> None:
         document.write(self.cluster(name), text)
@@ -165,7 +165,7 @@ class Records:
         for name in names:
             self._path(name).unlink(missing_ok=True)
             self.cluster(name).unlink(missing_ok=True)
-            self.forewarning(name).unlink(missing_ok=True)
+            self.shortage(name).unlink(missing_ok=True)
         return names
 
     def _names(self) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from synchromesh.lab import entry
 from synchromesh.lab.cgroup import Groups
-from synchromesh.launch.rank import forewarning
+from synchromesh.launch.rank import reported_shortage
 from synchromesh.values import size
 
 
@@ -289,7 +289,7 @@ class Killings:
             f"{', '.join(map(str, hosts))}, which needed more than their "
             f"{' or '.join(map(size.show, limits))} of memory"
         )
-        said = forewarning(self._said)
+        said = reported_shortage(self._said)
         return f"{killed}; {said}" if said else killed
 
 

@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals, getsignal
 from signal import signal as handle
@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
 from synchromesh.launch.forks import Fork
-from synchromesh.launch.rank import FOREWARNING, LAUNCHER, forewarning
+from synchromesh.launch.rank import LAUNCHER, SHORTAGE, reported_shortage
 from synchromesh.launch.scratch import scratch
 from synchromesh.values.fault import Fault
 
@@ -55,7 +55,7 @@ class Failure:
     exit_code: int
     fault: Fault | None
     ended: tuple[int, ...] = ()  # ranks that had ended before, without an error
-    forewarning: str = ""  # a clause about the plan's memory, said before
+    shortage: str = ""  # a clause about the memory that the plan lacks, if one was left
 
     @property
     def code(self) -> int:
@@ -72,8 +72,8 @@ class Failure:
             why = self.fault.sentence.partition("\n")[0]
         elif self.exit_code < 0:
             why = f"killed by {Signals(-self.exit_code).name}"
-            if self.forewarning and self.exit_code == -SIGKILL:
-                why += f"; {self.forewarning}"
+            if self.shortage and self.exit_code == -SIGKILL:
+                why += f"; {self.shortage}"
         else:
             why = f"exit code {self.exit_code}"
         if self.ended:
@@ -136,14 +136,6 @@ def _agent(
     return _Agent(spec, DefaultLogsSpecs(log_dir=str(folder)), grace, folder, forks)
 
 
-@dataclass
-class _Observed:
-    """Exit codes when the agent began to end the others; whether a second signal came."""
-
-    codes: dict[int, int] = field(default_factory=dict)
-    hurried: bool = False
-
-
 class _Agent(LocalElasticAgent):
     """torch's agent; it notes who died first and gives the others 3 s instead of its fixed 30."""
 
@@ -154,7 +146,9 @@ class _Agent(LocalElasticAgent):
         forks: Sequence[Fork],
     ) -> None:  # fmt: skip
         super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=TUNING.start)
-        self.spec, self.folder, self.forks, self.observed = spec, folder, forks, _Observed()
+        self.spec, self.folder, self.forks = spec, folder, forks
+        self.exit_codes: dict[int, int] = {}  # when the agent began to end the others
+        self.second_signal = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with _ranks_of(self.forks):
@@ -162,14 +156,15 @@ class _Agent(LocalElasticAgent):
         close = self._pcontext.close
 
         def note_and_close(death_sig: Any = None, timeout: int = TUNING.end) -> None:
-            if not self.observed.codes:
-                self.observed.codes.update(self._exit_codes())
-            if self.observed.hurried:
+            if not self.exit_codes:
+                polled = {rank: h.proc.poll() for rank, h in self._handlers().items()}
+                self.exit_codes = {r: code for r, code in polled.items() if code is not None}
+            if self.second_signal:
                 return self.kill()
             try:
                 close(death_sig, timeout)
-            except SignalException:  # the second one; torch would now wait once more
-                self.observed.hurried = True
+            except SignalException:  # torch would now wait once more
+                self.second_signal = True
                 raise
 
         self._pcontext.close = note_and_close
@@ -177,10 +172,6 @@ class _Agent(LocalElasticAgent):
 
     def _handlers(self) -> dict[int, Any]:
         return self._pcontext.subprocess_handlers if self._pcontext is not None else {}
-
-    def _exit_codes(self) -> dict[int, int]:
-        polled = {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
-        return {rank: code for rank, code in polled.items() if code is not None}
 
     def kill(self) -> None:
         for handler in self._handlers().values():
@@ -205,13 +196,13 @@ class _Agent(LocalElasticAgent):
         ranks = self.spec.local_world_size
 
         def order(rank: int) -> tuple[bool, bool, bool, float]:
-            code = self.observed.codes.get(rank, 0)
+            code = self.exit_codes.get(rank, 0)
             left = records.get(rank, {})
             killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
             lost = code == -SIGABRT or left.get("lost", False)
             return not killed, lost, not left, left.get("when", 0.0)
 
-        codes = {} if stopped else self.observed.codes
+        codes = {} if stopped else self.exit_codes
         candidates = {r for r, code in codes.items() if code != 0} or set(records)
         if not candidates:
             return None
@@ -220,9 +211,10 @@ class _Agent(LocalElasticAgent):
         fault = None
         if left and left["sentence"]:
             fault = Fault(left["sentence"], left["traceback"], left["code"])
-        ended = tuple(r for r, code in sorted(self.observed.codes.items()) if code == 0)
-        code = self.observed.codes.get(first, 1)
-        return Failure(first, ranks, code, fault, ended, forewarning(self.folder / "forewarning"))
+        ended = tuple(r for r, code in sorted(self.exit_codes.items()) if code == 0)
+        code = self.exit_codes.get(first, 1)
+        shortage = reported_shortage(self.folder / "shortage")
+        return Failure(first, ranks, code, fault, ended, shortage)
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
@@ -245,7 +237,7 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),
-        FOREWARNING: str(folder / "forewarning"),
+        SHORTAGE: str(folder / "shortage"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a shared store keeps stale gloo addresses

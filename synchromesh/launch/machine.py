@@ -106,10 +106,10 @@ def _physical() -> int:
 
 def boot() -> str:
     """Equal for all that run on one kernel, and so have one clock."""
-    return told("/proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
+    return system_file("/proc/sys/kernel/random/boot_id").strip() or socket.gethostname()
 
 
-def told(path: str) -> str:
+def system_file(path: str) -> str:
     """What a file of the system says; "" where it cannot be read."""
     try:
         return Path(path).read_text()
@@ -132,7 +132,7 @@ def place() -> str:
 
 def processor() -> str:
     """The name of the processor, of its architecture where the system does not tell."""
-    lines = told("/proc/cpuinfo").splitlines()
+    lines = system_file("/proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -149,7 +149,7 @@ def _processors() -> tuple[int, ...]:
 
 
 def _available(otherwise: int) -> int:
-    lines = told("/proc/meminfo").splitlines()
+    lines = system_file("/proc/meminfo").splitlines()
     fields_ = [line.split() for line in lines if line.startswith("MemAvailable:")]
     return int(fields_[0][1]) * 1024 if fields_ else otherwise
 
@@ -157,7 +157,7 @@ def _available(otherwise: int) -> int:
 def _groups(controller: str) -> list[Path]:
     """The folders of this process's control group and of those above it, v2 or v1."""
     folders = []
-    for line in told("/proc/self/cgroup").splitlines():
+    for line in system_file("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "":
             root = CGROUPS

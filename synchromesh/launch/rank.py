@@ -4,9 +4,9 @@
 
 `launch` starts it so, or as a fork (launch/forks.py), in torchrun's environment.
 
-A process that the kernel kills has no last words. So a rank whose plan is predicted not to fit
-leaves a forewarning in the file that `SYNCHROMESH_FOREWARNING` names, and whoever has started the
-ranks says it together with the kill."""
+A process that the kernel kills cannot say why. So a rank whose plan is predicted not to fit leaves
+that shortage in the file that `SYNCHROMESH_SHORTAGE` names, and whoever has started the ranks says
+it together with the kill."""
 
 import atexit
 import ctypes
@@ -24,7 +24,7 @@ from typing import Any
 from synchromesh.values.fault import Fault, Stopped
 
 LAUNCHER = "SYNCHROMESH_LAUNCHER"  # process id of the launcher; set in its ranks only
-FOREWARNING = "SYNCHROMESH_FOREWARNING"  # names the file of forewarnings; set by launchers
+SHORTAGE = "SYNCHROMESH_SHORTAGE"  # for `report_shortage`; set by launchers
 
 
 def launched() -> bool:
@@ -107,14 +107,14 @@ def _leave(entry: dict[str, Any]) -> bool:
     return True
 
 
-def forewarn(clause: str) -> None:
+def report_shortage(clause: str) -> None:
     """Leaves a clause for the launcher, in place of an earlier one; empty where all is well."""
-    if path := os.environ.get(FOREWARNING):
+    if path := os.environ.get(SHORTAGE):
         with suppress(OSError):  # the launcher is gone, or has left its folder
             Path(path).write_text(clause)
 
 
-def forewarning(path: Path) -> str:
+def reported_shortage(path: Path) -> str:
     """The clause that ranks have left, empty where they left none."""
     try:
         return path.read_text()

@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Seconds; chosen, not measured."""
 
     answer: float = 15.0  # for a store to answer once something listens at its port
     attempt: float = 5.0  # for one attempt to reach it
 
 
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 
 class StartError(TimeoutError):
@@ -149,7 +149,7 @@ def _join(here: Place, deadline: float) -> Store:
                     raise _unreached(here, why)
                 time.sleep(0.05)
         left = max(1.0, deadline - time.monotonic())
-        soon = timedelta(seconds=min(PATIENCE.answer, left))
+        soon = timedelta(seconds=min(TIMEOUTS.answer, left))
         try:
             store = _within(soon, partial(_connect, here, soon), here)
         except StartError:  # unless a store of an earlier opening has closed just now
@@ -162,7 +162,7 @@ def _join(here: Place, deadline: float) -> Store:
 
 def _no_listener(here: Place, deadline: float) -> str:
     """Why nothing listens where the store should be; "" where something does."""
-    left = max(0.1, min(PATIENCE.attempt, deadline - time.monotonic()))
+    left = max(0.1, min(TIMEOUTS.attempt, deadline - time.monotonic()))
     try:
         socket.create_connection((here.address, here.port), left).close()
     except OSError as error:

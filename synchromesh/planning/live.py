@@ -177,7 +177,7 @@ class LivePlanning:
         known = self.profile if known is None else known
         candidate, self.profile = self.session(step).predict(plan, known)
         if candidate.memory:
-            self._forewarn(candidate)
+            self._warn_of_shortage(candidate)
         return candidate
 
     def quickest(self, step: Step, plans: Sequence[Plan | str]) -> Candidate:
@@ -188,7 +188,7 @@ class LivePlanning:
             candidate, self.profile = session.priced(parsed(plan), self.profile)
             candidates.append(candidate)
             if candidate.memory:
-                self._forewarn(candidate)
+                self._warn_of_shortage(candidate)
         best = quickest(candidates)
         if not best.fits or best.time is None:
             faults = zip(plans, candidates, strict=True)
@@ -200,13 +200,13 @@ class LivePlanning:
         """Warns early where parameters, gradients and optimizer state alone take too much."""
         chosen = None if self.choice is None else self.choice.chosen
         if chosen is not None and chosen.memory and chosen.plan == plan:
-            self._forewarn(chosen)
+            self._warn_of_shortage(chosen)
         else:
-            self._forewarn(self.memory.held(plan, holdings))
+            self._warn_of_shortage(self.memory.held(plan, holdings))
 
-    def _forewarn(self, candidate: Candidate) -> None:
+    def _warn_of_shortage(self, candidate: Candidate) -> None:
         given = self.choice is None or self.choice.chosen.plan != candidate.plan
-        self.memory.forewarn(candidate, self.rows, given)
+        self.memory.warn_of_shortage(candidate, self.rows, given)
 
     def explained(self, step: Step) -> Choice | None:
         choice = self.choice

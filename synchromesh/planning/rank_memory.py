@@ -12,7 +12,7 @@ from synchromesh.cost.peak_memory import PeakMemory, held_bytes
 from synchromesh.engine import heap
 from synchromesh.engine.groups import World
 from synchromesh.launch.machine import Machine, machine_of
-from synchromesh.launch.rank import forewarn
+from synchromesh.launch.rank import report_shortage
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say
@@ -50,7 +50,7 @@ class RankMemory:
         self._asked = headroom
         self._share = memory_share(world)
         self._short = False  # whether this process has ever taken most of it
-        self._forewarned: Plan | None = None
+        self._warned: Plan | None = None
 
     def free_bytes(self) -> int:
         return free_bytes(self._share, self.world.device)
@@ -95,7 +95,7 @@ class RankMemory:
         except Exception:  # of the user's optimizer, whose own step will say it
             return 0.0
 
-    def forewarn(self, candidate: Candidate, rows: int, given: bool) -> None:
+    def warn_of_shortage(self, candidate: Candidate, rows: int, given: bool) -> None:
         """Says once of a plan that it will not fit, and leaves that for the launcher; where it
         comes near to that, large tensors come without holes. given: the plan is the user's."""
         most = max((m.peak for m in candidate.memory), default=0)
@@ -104,12 +104,12 @@ class RankMemory:
         if self.world.rank:
             return
         shortage = Shortage.of(candidate, self.limits, rows, given)
-        forewarn(shortage.clause if shortage else "")
+        report_shortage(shortage.clause if shortage else "")
         if shortage is None:
             if candidate.memory and not candidate.fits:
                 self.say(f"the plan {str(candidate.plan)!r} fits, but {candidate.reason}")
-        elif self._forewarned != candidate.plan:
-            self._forewarned = candidate.plan
+        elif self._warned != candidate.plan:
+            self._warned = candidate.plan
             warnings.warn(str(shortage), stacklevel=5)
 
 

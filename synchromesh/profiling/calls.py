@@ -147,7 +147,7 @@ def _step(
     world: World, model: Model, optimizer: Optimizer, batch: Any, now: Callable[[], float]
 ) -> float:
     alone = world.group((world.rank,))
-    agree = RowAgreement(alone, (0,), [_ALONE], _SINGLE, world.device)
+    agree = RowAgreement(alone, (0,), [_ALONE], _SINGLE)
     streams = RandomStreams(0, world.device)
     others = torch.zeros(TUNING.cold_bytes // 4, device=world.device)
     taken = []

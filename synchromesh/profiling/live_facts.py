@@ -296,7 +296,7 @@ def agreement_seconds(world: World) -> float:
         if turn == 1:
             world.everyone.barrier()
             began = time.perf_counter()
-        control_channel.all_gather_numbers(world.everyone, numbers, world.device)
+        control_channel.all_gather_numbers(world.everyone, numbers)
         sums = torch.zeros(5, dtype=torch.float64, device=world.device)
         control_channel.start_all_gather(world.everyone, sums)()
     spent = (time.perf_counter() - began) / runs

@@ -5,7 +5,7 @@ Shares are parts of the wall time of a step, as the mean over the devices of a r
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Literal
+from typing import ClassVar, Literal
 
 from synchromesh.values.memory_by_kind import MemoryByKind
 
@@ -134,6 +134,8 @@ class RunResult:
     cluster                what it ran on or is predicted for, in words, where a study has several;
                            runs of different ones are not compared
     trace                  the file with the trace of its recorded steps, beside the document"""
+
+    WARM_UP_STEPS: ClassVar = 13  # are not timed: twelve may be trials (engine/pieces.py)
 
     workload: str
     strategy: str

@@ -1,8 +1,8 @@
 """A run's results, from its events: of the log of `train` (docs/runs.md), or of a study's ranks.
 
 What a log says was measured is of its last call (a run that was resumed had several), and of the
-plan that it ended with; metrics are of all calls. Steps are timed without the first `WARM_UP`,
-special ones (recorded, measured, switched) and such as have fewer rows than the batch."""
+plan that it ended with; metrics are of all calls. Steps are timed without warm-up, special ones
+(recorded, measured, switched) and such as have fewer rows than the batch."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,6 @@ from synchromesh.runs.events import (
 from synchromesh.values import document
 
 E = TypeVar("E", bound=RunEvent)
-WARM_UP = 13  # steps; as training/loop.py, which does not time them either
 READ: Mapping[str, type[RunEvent]] = {
     kind.name: kind
     for kind in (
@@ -187,7 +186,7 @@ def _timed(call: Sequence[RunEvent], batch: int) -> TimedSteps:
     layouts = layouts_of(call)
     begin = 1 + (layouts[-1].step if layouts else 0)
     for event in of_kind(StepsTimed, call)[:1]:
-        begin = max(begin, event.first + WARM_UP)
+        begin = max(begin, event.first + RunResult.WARM_UP_STEPS)
     taken = [step for step in _steps(call) if step[0] >= begin and step[3] == batch]
     loading = sum(waited for _, _, waited, _ in taken)
     samples = [seconds for _, seconds, _, _ in taken]

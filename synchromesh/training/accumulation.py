@@ -174,9 +174,9 @@ class Accumulation:
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
-        told = sums if self._world.size == 1 else active.agree.told(sums)
-        if told is not None:
-            self._totals.append((told, None))
+        total = sums if self._world.size == 1 else active.agree.exchanged(sums)
+        if total is not None:
+            self._totals.append((total, None))
         elif active.plan.stage_count == 1 and not self._execution.sharding.units:
             self._totals.append((sums, control_channel.start_all_gather(everyone, sums)))
         else:  # where the first rank's backward may wait for what this one does after its own

@@ -130,10 +130,8 @@ class PlanCheck:
         self._notices.undivided(stated, made, step, rows)
         undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
         groups = PlanGroups(self._world, ranks, {*layouts, *undivided}, placed.values())
-        agree = RowAgreement(
-            self._world.everyone, ranks, made.leaf_layouts.values(), plan, self._world.device,
-            self._carries,
-        )  # fmt: skip
+        everyone, leaves = self._world.everyone, made.leaf_layouts.values()
+        agree = RowAgreement(everyone, ranks, leaves, plan, self._carries)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         return ActivePlan(plan, step, made, groups, of_components, placed, agree, mark)
 

@@ -1,71 +1,96 @@
-"""An adaptation: how the plan of a trainer changes while it trains."""
+"""An adaptation: how the plan of a trainer changes while it trains.
+
+Each rank's cost of a step travels with the rows of the next one, so that all ranks get to know
+the same table; costs of steps that say nothing of the plan (short batches, trials) are zero."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
 from synchromesh.adapt.live_run import LiveRun
-from synchromesh.adapt.observer import NO_COST, Observer
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.planner.candidate import Candidate
 from synchromesh.training.execution import Execution
 from synchromesh.values.plan import Plan
 
+NO_COST = (0, 0)
+
 
 class Adaptation:
-    """Switches plans where what steps take says so; from `begin` on. All ranks call alike."""
+    """Switches plans where what steps take says so; from `begin` on. All ranks call alike.
+
+    cost: microseconds computing and waiting of the last step here, as all ranks are to know it
+    with the next one."""
+
+    # when plans are made for another size of batches; chosen
+    MOST: ClassVar = 8  # of the last batches that must have the other size ...
+    LAST: ClassVar = 12  # ... of so many; both grow with each change
 
     def __init__(self, execution: Execution, switch: Callable[[Plan], Moved]) -> None:
         self._execution, self._switch = execution, switch
-        self._observer: Observer | None = None
-
-    @property
-    def adapter(self) -> Adapter | None:
-        return None if self._observer is None else self._observer.adapter
-
-    @property
-    def cost(self) -> tuple[int, ...]:
-        """What the last step took here, as all ranks are to know it with the next one."""
-        return NO_COST if self._observer is None else self._observer.cost
+        self.adapter: Adapter | None = None
+        self.cost: tuple[int, ...] = NO_COST
+        self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
 
     def begin(self, predict: Callable[[], Candidate]) -> None:
         """Measures what is not known first. predict: the plan in force, if it was not chosen."""
         planning = self._execution.planning
         profile = planning.surveyed(self._execution.active.step)
         candidates = planning.candidates() or (predict(),)
-        self._observer = Observer(Adapter(profile, candidates, time.monotonic()))
+        self.adapter = Adapter(profile, candidates, time.monotonic())
+        self.cost, self._sizes = NO_COST, deque(maxlen=self.LAST)
 
     def collect(self, costs: Sequence[tuple[int, ...]]) -> Decision | None:
         """costs: of the last step, by rank. The last switch, once its effect is known."""
-        if self._observer is None:
+        self.cost = NO_COST
+        if self.adapter is None:
             return None
-        return self._observer.collect(costs, self._execution.active.groups.ranks)
+        ranks = self._execution.active.groups.ranks
+        table = [costs[r] for r in ranks]
+        return self.adapter.record(table, ranks) if all(sum(c) > 0 for c in table) else None
 
     def note(
         self, seconds: float, waited: float, rows: int, steps: int, to_come: int
     ) -> Decision | None:
         """Notes what a step on `rows` global rows took, of which it waited a part for other
         ranks; the adapter acts on a drift. steps: done; to_come: 0 where that is not known."""
-        observer, active = self._observer, self._execution.active
-        if observer is None:
+        adapter, active = self.adapter, self._execution.active
+        if adapter is None:
             return None
         plan, planning = active.plan, self._execution.planning
         pieces = self._execution.pieces
-        if observer.resized(rows, planning.rows):
+        if self._resized(rows, planning.rows):
+            adapter.resize(planning.rows, rows)
             planning.rows = rows
         if rows == planning.rows and pieces.chosen is not None:
-            observer.note(seconds, waited)
+            waited = min(waited, seconds)  # a wait may end after the clock was read
+            self.cost = int((seconds - waited) * 1e6), int(waited * 1e6)
         if pieces.possible and plan.pieces is None:
             plan = replace(plan, pieces=pieces.chosen)  # as candidates are written
         run = LiveRun(planning.facts(active.step), plan, active.partition, self._switch)
-        decision = observer.adapter.act(run, steps, to_come)
+        decision = adapter.act(run, steps, to_come)
         if decision is not None and decision.measuring_seconds:
-            observer.cost = NO_COST  # of a plan that may be gone
+            self.cost = NO_COST  # of a plan that may be gone
         return decision
+
+    def _resized(self, rows: int, planned: int) -> bool:
+        """Whether plans should be made for global batches of `rows` rows, which the last one had,
+        instead of `planned`: most of the last ones have had them. Each time more of them must, so
+        that sizes that take turns are not followed for ever."""
+        sizes = self._sizes
+        sizes.append(rows)
+        times = (sizes.maxlen or self.LAST) // self.LAST
+        if rows == planned or sizes.count(rows) < self.MOST * times:
+            return False
+        self._sizes = deque(maxlen=2 * times * self.LAST)
+        return True
 
     def restart(self) -> None:
         """Forgets what was noted of a plan that is gone, or of steps that come again."""
-        if self._observer is not None:
-            self._observer.restart(self._execution.active.plan)
+        self.cost = NO_COST
+        if self.adapter is not None:
+            self.adapter.restart(self._execution.active.plan)

@@ -19,12 +19,10 @@ Metric = Callable[..., Any]  # (model, batch) -> {name: sum}, or with a carry
 
 def means(
     execution: Execution, loader: Iterable[Any], metric: Metric, steps: int,
-    place: Callable[[], str] = str,
+    place: Callable[[], str],
 ) -> dict[str, float]:  # fmt: skip
-    """Means over the rows of `loader`: metric(model, batch) -> {name: sum over the batch's rows};
-    with a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry).
-
-    steps: updates done, for random operators. place: where in the data the last batch is of."""
+    """As `Trainer.evaluate`. steps: updates done, for random operators. place: where in the data
+    the last batch is of."""
     world = execution.world
     sums: dict[str, Tensor] = {}
     count = 0
@@ -51,7 +49,7 @@ def means(
                         known = sums.get(name, torch.zeros((), dtype=torch.float64))
                         sums[name] = known + value.double().cpu()
             carry.advance(walk.carry())
-    checked_gather(world.everyone, EVALUATED, device=world.device)
+    checked_gather(world.everyone, EVALUATED)
     return _over_ranks(world, sums, count)
 
 

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from synchromesh.checkpoint import checkpoint, manifest
 from synchromesh.checkpoint.agreement import agreed, on_first
-from synchromesh.checkpoint.checkpoint import CheckpointError
 from synchromesh.checkpoint.export import load_safetensors
 from synchromesh.checkpoint.initial import refuse_lost_attributes, refuse_uninitialised
 from synchromesh.checkpoint.local_tensor import LocalTensor
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
@@ -141,7 +141,11 @@ class Execution:
         moved = self.state.move(new.holdings, new.groups)
         if first:
             self._start()
-        self.sharding = self._sharding(new)
+        components = new.step.chain.components
+        parameters = ([new.holdings[p.name] for p in c.parameters] for c in components)
+        self.sharding = Sharding(
+            units(parameters), new.groups.position, self.model.parameters, new.groups.sum_group
+        )
         self.programs = self._programs(new)
         self.sync = self._gradient_sync(new)
         turns = overlaps(new.step, new.partition) and new.plan.stage_count == 1
@@ -149,16 +153,6 @@ class Execution:
         self._earlier.append(new)
         self._active = new
         return moved
-
-    def _sharding(self, active: ActivePlan) -> Sharding:
-        parameters = (
-            [active.holdings[p.name] for p in component.parameters]
-            for component in active.step.chain.components
-        )
-        return Sharding(
-            units(parameters), active.groups.position, self.model.parameters,
-            active.groups.sum_group,
-        )  # fmt: skip
 
     def _programs(self, active: ActivePlan) -> Programs:
         return Programs(active, self.traces, self.state, self.streams, self.sharding)

@@ -21,6 +21,7 @@ from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
+from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
@@ -148,7 +149,6 @@ class Stop:
 
 @dataclass
 class _Loop:
-    WARM_UP_STEPS: ClassVar = 13  # not timed: twelve may be trials (engine/pieces.py)
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
 
     workload: Workload
@@ -189,7 +189,7 @@ class _Loop:
     def _validates(self) -> bool:
         return self.workload.valid_data is not None and self.workload.metric is not None
 
-    def _found(self, path: Path) -> Path:
+    def _checkpoint_at(self, path: Path) -> Path:
         """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
 
         def find() -> str:
@@ -218,7 +218,7 @@ class _Loop:
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         if resume is not None:
-            resume = self._found(resume)
+            resume = self._checkpoint_at(resume)
             best = trainer.resume(resume).get("best")
             self.best = best if best is None else float(best)
         trainer.on_event = self._decided
@@ -291,7 +291,8 @@ class _Loop:
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
         seconds = time.perf_counter() - began
-        warm_up = min(self.WARM_UP_STEPS, (self.steps or self.WARM_UP_STEPS) // 2)
+        warm_up = RunResult.WARM_UP_STEPS
+        warm_up = min(warm_up, (self.steps or warm_up) // 2)
         if full and trainer.steps > warm_up and len(trainer.decisions) == decisions:
             self.step_seconds.append(seconds)
         return seconds

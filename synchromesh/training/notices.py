@@ -47,10 +47,19 @@ class Notices:
         self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
-        if not divided:
-            self._states(plan)
+        if not divided and any(spec.states != "none" for spec in plan.specs):
+            self.once(
+                f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
+                "it keeps all states"
+            )
         if plan.micro_batches > 1:
-            self._several(plan, step)
+            if step.changed:
+                self.once(
+                    f"{', '.join(step.changed)}: the model runs as it is and changes these in "
+                    f"each of {plan.micro_batches} micro-batches, where one process does once a "
+                    "step"
+                )
+            self.doubt(step)
         elif divided and step.opaque:
             self.doubt(step)
         elif not divided and len(plan.rows or ()) > 1:
@@ -63,21 +72,6 @@ class Notices:
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
                 f"together: {step.coupled}"
             )
-
-    def _states(self, plan: Plan) -> None:
-        if any(spec.states != "none" for spec in plan.specs):
-            self.once(
-                f"{str(plan)!r}: there is one data rank, so there is nothing to shard over, and "
-                "it keeps all states"
-            )
-
-    def _several(self, plan: Plan, step: Step) -> None:
-        if step.changed:
-            self.once(
-                f"{', '.join(step.changed)}: the model runs as it is and changes these in each of "
-                f"{plan.micro_batches} micro-batches, where one process does once a step"
-            )
-        self.doubt(step)
 
     def doubt(self, step: Step) -> None:
         if step.doubt:

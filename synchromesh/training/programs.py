@@ -38,9 +38,6 @@ class Programs:
         self._made: dict[tuple[Any, Hashable, int], tuple[Step, AnyProgram | None]] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def find(
         self, batch: Any, function: Any, rows: GlobalRows, total: int, planned_rows: int
     ) -> AnyProgram | None:

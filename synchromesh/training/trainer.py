@@ -101,7 +101,7 @@ class Trainer:
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more (engine/pieces.py, adapt/trials.py)."""
-        trying = self.adapter is not None and self.adapter.trying
+        trying = self.adapter is not None and self.adapter.phase.trying
         return not trying and self._execution.pieces.chosen is not None
 
     def predict(self) -> Candidate:
@@ -381,7 +381,7 @@ class Trainer:
         return dict(saved.extra)
 
     def _check_method(self, method: str) -> None:
-        checked_gather(self.world.everyone, method, device=self.world.device)
+        checked_gather(self.world.everyone, method)
 
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""

@@ -130,7 +130,7 @@ class Deviations:
     def loss(self, value: Tensor, computed: Computed | None, step: int) -> None:
         """Compares the global mean loss, which every rank has."""
         own = None if computed is None else computed.values["loss"][""].item()
-        reference, noise = self._told((own, computed and computed.floors["loss"][""]))
+        reference, noise = self._broadcast((own, computed and computed.floors["loss"][""]))
         expected = torch.tensor(reference, dtype=torch.float64)
         self._deviations["loss"].add(value.cpu(), expected, noise, step=step)
 
@@ -139,7 +139,8 @@ class Deviations:
     ) -> None:
         """Compares this rank's shards, which lie as parameters and buffers of their names."""
         complete = {} if computed is None else computed.values[kind]
-        floors, deviation = self._told(computed and computed.floors[kind]), self._deviations[kind]
+        floors = self._broadcast(computed and computed.floors[kind])
+        deviation = self._deviations[kind]
         for name, shard in local.items():
             expected = self._expected(name, shard, complete.get(name))
             deviation.add(shard.flatten(), expected.flatten(), floors[name], name, step)
@@ -152,7 +153,7 @@ class Deviations:
         own = shard.new_empty(0) if complete is None else complete.to(shard)
         return redistribute(own, have, want, shape, self._trainer.world.everyone)
 
-    def _told(self, value: Any) -> Any:
+    def _broadcast(self, value: Any) -> Any:
         return self._trainer.world.everyone.broadcast_json(value)
 
     def document(self) -> dict[str, Any]:

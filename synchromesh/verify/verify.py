@@ -23,7 +23,6 @@ from synchromesh.verify.reference import SingleProcess, computed
 from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
 def without_dropout(model: nn.Module) -> int:
@@ -46,7 +45,7 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.is_complex():
-        return x.to(COMPLEX[dtype])
+        return x.to(dtype.to_complex())
     return x.to(dtype) if x.is_floating_point() else x
 
 

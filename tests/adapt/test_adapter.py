@@ -19,13 +19,13 @@ from synchromesh.adapt.monitor import (
     Table,
     step_seconds,
 )  # fmt: skip
-from synchromesh.adapt.observer import Observer
 from synchromesh.adapt.trials import TrialTuning
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.reprofile import IdleProbe
+from synchromesh.training.adaptation import Adaptation
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.adapt.simulation import candidate
@@ -257,7 +257,8 @@ def resized() -> tuple[list[Any], list[float], list[dict[str, Any]]]:
 
     model, loss, make = FAMILIES["cnn"]()
     optimizer = torch.optim.SGD(model.double().parameters(), lr=1e-2)
-    sizes = [12, 12, 5] + [24] * (Observer.MOST + 1)  # the last batch of an epoch is no other size
+    # the last batch of an epoch is no other size
+    sizes = [12, 12, 5] + [24] * (Adaptation.MOST + 1)
     batches = [make(n, seed=i, dtype=torch.float64) for i, n in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_run.LiveSession, "reconsider", reconsider)
@@ -278,7 +279,7 @@ def test_batches_of_another_size_are_planned_for() -> None:
     (event,) = events
     assert event["noticed"] == "global batches have 24 rows, 12 before"
     assert event["switched"] and event["to"] == theirs[0]["to"] == "data; @pieces=1"
-    assert event["step"] == 3 + Observer.MOST and asked == [24]
+    assert event["step"] == 3 + Adaptation.MOST and asked == [24]
     assert losses == others
 
 

@@ -104,7 +104,7 @@ def test_what_creeps_is_noticed() -> None:
 
 def test_a_trial_is_steady_where_its_first_and_last_steps_agree() -> None:
     monitor = Monitor()
-    recorded(monitor, QUIET, LIMITS.settle + LIMITS.told - 1)
+    recorded(monitor, QUIET, LIMITS.settle + LIMITS.measured - 1)
     assert monitor.steady and monitor.measured is None
     recorded(monitor, SLOW, 3)
     assert not monitor.steady

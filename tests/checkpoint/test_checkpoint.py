@@ -20,8 +20,9 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from synchromesh.checkpoint import checkpoint, manifest, stored_boxes
-from synchromesh.checkpoint.checkpoint import CheckpointError, load, newest, save, verify
+from synchromesh.checkpoint.checkpoint import load, save
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
+from synchromesh.checkpoint.manifest import CheckpointError, newest, verify
 from synchromesh.engine.groups import World
 from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.layout import Layout
@@ -104,11 +105,15 @@ def loading(path: str, layouts: list[tuple[Layout, Placement]]) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("layout", "placement"),
-    [(Layout(1, 4), shard(1)), (Layout(2, 2), shard(0, 2)), (Layout(3, 1), REPLICATED)],
-)
+    [
+        (Layout(1, 4), shard(1)), (Layout(2, 2), shard(0, 2)), (Layout(3, 1), REPLICATED),
+        (Layout(1, 4), shard(0, 8)),
+    ],
+)  # fmt: skip
 def test_any_ranks_load_what_any_saved(
     tmp_path: Path, layout: Layout, placement: Placement
 ) -> None:
+    """Also where segments of three rows leave the fourth rank empty boxes between the others."""
     path = tmp_path / "step-1"
     run(4, saving, str(path), layout, placement)
     assert correct(read_alone(path)[0])
@@ -456,14 +461,14 @@ def test_a_full_disk_leaves_the_previous(small_disk: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    checkpoint.check_writable(tmp_path / "new" / "folder")
+    manifest.check_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="checkpoints cannot be written there: Not a dir"):
-        checkpoint.check_writable(tmp_path / "file" / "folder")
+        manifest.check_writable(tmp_path / "file" / "folder")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(CheckpointError, match="Read-only file system"):
-        checkpoint.check_writable(small_disk)
+        manifest.check_writable(small_disk)
     with pytest.raises(CheckpointError, match="last: cannot be written: Read-only file system"):
         write_alone(small_disk / "last")
 
@@ -512,7 +517,7 @@ def not_shared(path: str) -> str:
     """Each rank writes to a folder of its own, as on hosts without a common file system."""
     world = World.open(device="cpu")
     if world.rank:
-        checkpoint._shared.__defaults__ = (0.2,)
+        checkpoint._require_shared.__defaults__ = (0.2,)
         shared, exists = Path(path), Path.is_dir
         Path.is_dir = lambda p: exists(p) and shared.name not in p.name  # type: ignore[method-assign]
     with pytest.raises(CheckpointError) as raised:

@@ -309,7 +309,7 @@ def moved_first() -> int:
         model, torch.optim.SGD(model.parameters(), lr=0.1), loss, make(8, dtype=torch.float64),
         "data",
     )  # fmt: skip
-    sent = trainer.world.ledger.messages
+    sent = trainer.world.ledger.payload["send", 2]
     trainer.close()
     return sent
 

@@ -26,7 +26,7 @@ from synchromesh.values.plan import Plan
 from tests.ranks import run
 
 PLAN = Plan.parse("data")
-REPORT = RankReport(3, 11, True, 2**62, 5, 6, 7, 8, (9, -10), LossState.FAILED, (1, 2, 3, 4, 5))
+REPORT = RankReport(3, 11, True, 2**62, 5, 6, 7, 8, LossState.FAILED, (1, 2, 3, 4, 5), (9, -10))
 
 
 def test_a_report_arrives_as_it_was() -> None:
@@ -63,7 +63,7 @@ def test_sums_of_a_loss_keep_all_their_bits() -> None:
 def opened(tensor: int = 1, ranks: tuple[int, ...] = (0, 1), plan: Plan = PLAN) -> RowAgreement:
     world = World.open()
     layout = Layout(len(ranks) // tensor, tensor)
-    return RowAgreement(world.everyone, ranks, [layout], plan, world.device)
+    return RowAgreement(world.everyone, ranks, [layout], plan)
 
 
 def said(do: Callable[[], Any]) -> Any:
@@ -149,7 +149,7 @@ def alone(fails: str) -> list[Any]:
         if step == 2 and rank == 0 and fails == "forward":
             agree.give_up()
         elif isinstance(rows, tuple):
-            told = said(lambda: agree.told(sums))
+            told = said(lambda: agree.exchanged(sums))
             seen[-1] = told.tolist() if isinstance(told, torch.Tensor) else told
             assert agree.refused == refused
     agree.group.world.close()

@@ -30,7 +30,7 @@ def same_as_a_ring(ranks: tuple[int, ...], connected: bool) -> bool:
     own = torch.tensor([[world.rank, 7 * world.rank, -(2**62)]])
     first = control_channel.start_all_gather(group, own)
     other = control_channel.start_all_gather(group, own[0, :2].double() / 3)
-    numbers = control_channel.all_gather_numbers(group, own[0].tolist(), None)
+    numbers = control_channel.all_gather_numbers(group, own[0].tolist())
     found = first(), other()
     ring = group.all_gather(own, counted=False)
     world.close()
@@ -50,8 +50,7 @@ def ends_in_another_order() -> list[list[int]]:
     world = World.open("cpu")
     loss = control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))
     norms = [
-        control_channel.all_gather_numbers(world.everyone, [10 + world.rank], None)
-        for _ in range(3)
+        control_channel.all_gather_numbers(world.everyone, [10 + world.rank]) for _ in range(3)
     ]
     found = [[n for (n,) in norms[-1]], loss().flatten().tolist()]
     world.close()
@@ -66,7 +65,7 @@ def after_a_failure() -> list[tuple[int, ...]]:
     world = World.open("cpu")
     for _ in range(3 * control_channel.LIMITS.under_way):
         control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))  # of no use
-    found = control_channel.all_gather_numbers(world.everyone, [world.rank, 5], None)
+    found = control_channel.all_gather_numbers(world.everyone, [world.rank, 5])
     assert (
         world.control is not None
         and len(world.control._early) <= 2 * control_channel.LIMITS.under_way
@@ -83,7 +82,7 @@ def at_another_call(rank: int) -> str:
     world = World.open("cpu", timeout=timedelta(seconds=5))
     numbers = [1, 2] if world.rank == rank else [1]
     try:
-        control_channel.all_gather_numbers(world.everyone, numbers, None)
+        control_channel.all_gather_numbers(world.everyone, numbers)
     except RuntimeError as error:
         return str(error)
     finally:
@@ -100,14 +99,14 @@ def test_ranks_in_other_calls_are_an_error(rank: int) -> None:
 
 def alone(gone: int) -> tuple[str, float]:
     world = World.open("cpu")
-    control_channel.all_gather_numbers(world.everyone, [1], None)
+    control_channel.all_gather_numbers(world.everyone, [1])
     assert world.control is not None
     if world.rank == gone:
         world.control.close()  # as the system does for a process that ends
         return "", 0.0
     began = time.monotonic()
     try:
-        control_channel.all_gather_numbers(world.everyone, [1], None)
+        control_channel.all_gather_numbers(world.everyone, [1])
     except RuntimeError as error:
         world.control.close()
         return str(error), time.monotonic() - began
@@ -139,7 +138,7 @@ def stranger() -> bool:
 
         socket.create_server = server  # type: ignore[assignment]
     world = World.open("cpu")
-    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank])
     connected = world.control is not None
     world.close()
     return connected and numbers == [(0,), (1,)]
@@ -155,7 +154,7 @@ def silent() -> str:
         time.sleep(2.5)
         return ""
     try:
-        control_channel.all_gather_numbers(world.everyone, [1], None)
+        control_channel.all_gather_numbers(world.everyone, [1])
     except RuntimeError as error:
         return str(error)
     return "nothing"
@@ -178,7 +177,7 @@ def unreachable() -> bool:
     with expected:
         world = World.open("cpu")
     missing = world.control is None
-    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank])
     world.close()
     return missing and numbers == [(0,), (1,)]
 
@@ -192,7 +191,7 @@ def between_hosts(address: str) -> bool:
     control_channel.namespace = lambda: f"of rank {os.environ['RANK']}"  # type: ignore[assignment]
     world = World.open("cpu")
     connected = world.control is not None
-    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank], None)
+    numbers = control_channel.all_gather_numbers(world.everyone, [world.rank])
     world.close()
     return connected and numbers == [(0,), (1,)]
 

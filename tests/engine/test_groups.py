@@ -47,7 +47,7 @@ def _lazy() -> None:
         assert same(mine, total)
         for way in WAYS if group.ring is not None else PLAIN:
             world.choices[group.ranks] = way
-            assert same(group.reduce_scatter(x), total[r]), way
+            assert same(group.start_reduce_scatter(x)(), total[r]), way
         assert same(
             torch.stack(group.start_all_to_all(list(x))()), torch.stack([o[r] for o in others])
         )
@@ -93,7 +93,7 @@ def _collectives() -> dict:
     whole = torch.stack([torch.full((2, 2), float(10 * i + r)) for i in range(n)])
     for way in WAYS if n > 2 else PLAIN:
         world.choices[group.ranks] = way
-        mine = group.reduce_scatter(whole)
+        mine = group.start_reduce_scatter(whole)()
         assert torch.equal(mine, torch.full((2, 2), 10.0 * r * n + n * (n - 1) / 2)), way
     assert torch.equal(
         group.start_all_to_all([torch.tensor([r, i]) for i in range(n)])()[1], torch.tensor([1, r])
@@ -162,7 +162,7 @@ def _ledger() -> tuple[int, dict]:
     assert world.ledger.sent == 0
     group.all_reduce(torch.zeros(8))  # 2 x 3/4 x 32
     group.all_gather(torch.zeros(2))  # 3/4 x 32
-    group.reduce_scatter(torch.zeros(4, 2))  # 3/4 x 32
+    group.start_reduce_scatter(torch.zeros(4, 2))()  # 3/4 x 32
     group.start_all_to_all([torch.zeros(2)] * 4)()  # 3/4 x 32
     group.exchange(
         [((world.rank + 1) % 4, torch.zeros(3))], [((world.rank - 1) % 4, torch.zeros(3))]
@@ -173,7 +173,7 @@ def _ledger() -> tuple[int, dict]:
     )
     if world.rank == 0:
         world.groups([(0,), (1,), (2,), (3,)])
-    for x in (alone.all_gather(torch.zeros(3)), alone.reduce_scatter(torch.zeros(1, 3))):
+    for x in (alone.all_gather(torch.zeros(3)), alone.start_reduce_scatter(torch.zeros(1, 3))()):
         assert x.numel() == 3
     result = world.ledger.sent, dict(world.ledger.calls)
     world.ledger.reset()
@@ -190,7 +190,7 @@ def test_the_ledger_counts_the_operation_whichever_way_it_is_done() -> None:
 def _spent(ledger: Ledger) -> None:
     ledger.add("all_reduce", 8, 2)
     ledger.add("all_gather", 100, 4)
-    ledger.add_messages(5)
+    ledger.add("send", 5, 2)
 
 
 def test_a_paused_ledger_counts_nothing_and_goes_on_after() -> None:
@@ -297,7 +297,7 @@ def test_a_port_in_use_and_a_foreign_listener_get_their_sentence_in_time() -> No
 def test_a_listener_that_never_answers_is_a_sentence_long_before_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "PATIENCE", rendezvous.Patience(answer=0.2))
+    monkeypatch.setattr(rendezvous, "TIMEOUTS", rendezvous.Timeouts(answer=0.2))
     started = time.monotonic()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.groups import World
-from synchromesh.engine.sharding import Sharding, parts_of, signal
+from synchromesh.engine.sharding import Sharding, on_backward, parts_of
 from synchromesh.values.component import Parameter
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
@@ -78,8 +78,8 @@ def test_parameters_are_there_while_their_component_is_used() -> None:
 def test_a_signal_calls_before_the_gradient_goes_on() -> None:
     calls: list[str] = []
     x, y = torch.ones(2, requires_grad=True), torch.ones(2)
-    inner, same = signal([x, y], lambda: calls.append("ends"))
-    outer, _ = signal([inner * 3, y], lambda: calls.append("begins"))
+    inner, same = on_backward([x, y], lambda: calls.append("ends"))
+    outer, _ = on_backward([inner * 3, y], lambda: calls.append("begins"))
     outer.register_hook(lambda _: calls.append("arrives"))
     assert same is y and not calls
     outer.sum().backward()

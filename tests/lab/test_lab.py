@@ -230,7 +230,7 @@ def test_a_host_holds_no_more_memory_than_stated(pair: Lab) -> None:
     )
     with pytest.raises(HostFailed, match=f"{killed}$"):
         pair.run(python(holds.format(200)))
-    said = "open(os.environ['SYNCHROMESH_FOREWARNING'], 'w').write('the plan needs 200 MiB'); x"
+    said = "open(os.environ['SYNCHROMESH_SHORTAGE'], 'w').write('the plan needs 200 MiB'); x"
     with pytest.raises(HostFailed, match=f"{killed}; the plan needs 200 MiB$"):
         pair.run(python(holds.format(200).replace(" x", f" {said}")))
     pair.set(memory="1GiB")

@@ -19,7 +19,7 @@ from synchromesh.launch import forks
 from synchromesh.launch import launcher as launching
 from synchromesh.launch.forks import forked
 from synchromesh.launch.launcher import Ending, launch
-from synchromesh.launch.rank import FOREWARNING, LAUNCHER
+from synchromesh.launch.rank import LAUNCHER, SHORTAGE
 
 SCRIPT = """
 import os, signal, sys, time
@@ -130,8 +130,8 @@ def test_a_rank_that_dies_without_an_error(
 def test_a_killed_rank_is_told_with_what_was_said_of_its_memory(tmp_path: Path) -> None:
     said = "the plan 'data' is predicted to need 3.0 GB"
     body = (
-        "from synchromesh.launch.rank import forewarn\n"
-        f'forewarn("nothing yet"); forewarn("{said}")\n'
+        "from synchromesh.launch.rank import report_shortage\n"
+        f'report_shortage("nothing yet"); report_shortage("{said}")\n'
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     shown = str(launch(script(tmp_path, body), 1).failure)
@@ -260,7 +260,7 @@ while rank == "1" and not (folder / f"{mode}0").exists():
     time.sleep(0.01)
 sys.exit(3 if rank == "1" else 0)
 """
-    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER, FOREWARNING)
+    run = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_PORT", LAUNCHER, SHORTAGE)
     seen = {}
     for mode, ahead in (("new", False), ("ahead", True)):
         command = script(tmp_path, f"mode, PARENT, RUN = {mode!r}, {LAUNCHER!r}, {run!r}\n{body}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine import heap
-from synchromesh.launch.rank import FOREWARNING
+from synchromesh.launch.rank import SHORTAGE
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.problem import Headroom
 from synchromesh.planning import rank_memory
@@ -49,7 +49,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
 def test_a_plan_that_takes_more_memory_than_there_is_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(FOREWARNING, str(tmp_path / "said"))
+    monkeypatch.setenv(SHORTAGE, str(tmp_path / "said"))
     prepared("meta").close()  # what tracing imports stays
     leave(monkeypatch, 20)
     with pytest.warns(UserWarning, match=r"to need 67\.1 MB .* optimizer state alone") as w:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from synchromesh.results.run import CommunicationShares, Quartiles
-from synchromesh.runs.result import WARM_UP, of_log
+from synchromesh.results.run import CommunicationShares, Quartiles, RunResult
+from synchromesh.runs.result import of_log
 from synchromesh.values.memory_by_kind import MemoryByKind
 
+WARM_UP = RunResult.WARM_UP_STEPS
 START: dict[str, Any] = {
     "event": "start", "time": 1795395107.9, "workload": "digits/cnn", "plan": "data", "ranks": 2,
     "seed": 3, "batch_size": 64, "command": ["train", "digits/cnn", "--plan", "data"],

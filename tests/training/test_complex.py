@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.checkpoint.checkpoint import CheckpointError
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.training.prepare import prepare
 from synchromesh.verify.verify import cast_model, verify
 from synchromesh.workloads.workload import Workload

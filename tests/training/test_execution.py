@@ -43,7 +43,7 @@ ASKED: tuple[tuple[Any, str], ...] = (
 DONE: tuple[tuple[Any, str], ...] = (
     (GradientSync, "close"),
     (ModelState, "move"),
-    (Execution, "_sharding"),
+    (execution, "Sharding"),
     (Execution, "_programs"),
     (Execution, "_gradient_sync"),
     (execution, "PieceCount"),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.checkpoint.checkpoint import CheckpointError
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.ranks import run
