@@ -92,11 +92,11 @@ class Lifetimes:
     def _by_component(
         self, ends: Mapping[Form, int], but: Collection[Form] = ()
     ) -> dict[int, list[Form]]:
-        found: dict[int, list[Form]] = {}
+        forms: dict[int, list[Form]] = {}
         for form, i in ends.items():
             if form not in self._handed and form not in but:
-                found.setdefault(i, []).append(form)
-        return found
+                forms.setdefault(i, []).append(form)
+        return forms
 
     def after_forward(self, component: int) -> Collection[Form]:
         """What is gone after a component's forward."""

@@ -79,7 +79,7 @@ def peak_memories(
     pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
-    found: dict[int, PeakMemory] = {}
+    of_position: dict[int, PeakMemory] = {}
     for group, positions in enumerate(planned.positions):
         its = [x for x in layouts if x.positions == positions]
         blocks = [planned.blocks(layout) for layout in its]
@@ -87,8 +87,8 @@ def peak_memories(
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
             if (group, rows) not in known:
                 known[group, rows] = peak_memory(planned, profile, position, pieces)
-            found[position] = known[group, rows]
-    return tuple(found[position] for position in sorted(found))
+            of_position[position] = known[group, rows]
+    return tuple(of_position[position] for position in sorted(of_position))
 
 
 def peak_memory(
@@ -126,12 +126,12 @@ def held_bytes(
 ) -> Kinds:
     """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
     gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
-    found = dict.fromkeys(KINDS, 0.0)
+    by_kind = dict.fromkeys(KINDS, 0.0)
     for h in held:
-        found["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
-        found["states"] += state_factor * h.kept_bytes * h.tensor.trainable
-    found["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
-    return found
+        by_kind["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
+        by_kind["states"] += state_factor * h.kept_bytes * h.tensor.trainable
+    by_kind["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
+    return by_kind
 
 
 def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:
@@ -250,8 +250,8 @@ class _MemoryWalk:
 
     def _exchanges(self, message: Message) -> list[Exchange]:
         """What a message brings."""
-        found = self.planned.crossings[message.source, message.target]
-        return [e for e in found if e.flows or message.kind == "F"]
+        exchanges = self.planned.crossings[message.source, message.target]
+        return [e for e in exchanges if e.flows or message.kind == "F"]
 
     def _received(self, exchange: Exchange, message: Message) -> float:
         """Bytes of a value, or of its gradient, at the receiver."""

@@ -116,20 +116,20 @@ class PlannedStep:
     @cached_property
     def positions(self) -> tuple[range, ...]:
         """The positions of each device group."""
-        found = {
+        of_group = {
             group: self.partition.components[stage[0]].layout.positions
             for group, stage in zip(self.of, self.stages, strict=True)
         }
-        return tuple(found[group] for group in sorted(found))
+        return tuple(of_group[group] for group in sorted(of_group))
 
     @cached_property
     def turns(self) -> tuple[tuple[Turn, ...], ...]:
         """What one micro-batch does in forward, by stage; where there are several, in one turn."""
         parts = self.partition.components
-        found = [turns_of(parts[s.start : s.stop], s.start) for s in self.stages]
+        by_stage = [turns_of(parts[s.start : s.stop], s.start) for s in self.stages]
         if len(self.stages) == 1:
-            return tuple(found)
-        return tuple((tuple(item for turn in turns for item in turn),) for turns in found)
+            return tuple(by_stage)
+        return tuple((tuple(item for turn in turns for item in turn),) for turns in by_stage)
 
     @cached_property
     def crossings(self) -> Mapping[tuple[int, int], tuple[Exchange, ...]]:

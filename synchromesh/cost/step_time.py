@@ -87,11 +87,11 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
 def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
     """The quickest step: of one micro-batch, or of one of the other `choices` where rows
     suffice."""
-    found = [step_time(planned, profile)]
+    times = [step_time(planned, profile)]
     least = min(min(planned.blocks(c.layout)) for c in planned.partition.components)
     if planned.overlaps and len(planned.stages) == 1:
-        found += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
-    return min(found, key=lambda t: (t.seconds, t.pieces))
+        times += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
+    return min(times, key=lambda t: (t.seconds, t.pieces))
 
 
 _Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
@@ -263,15 +263,15 @@ def _compute(
     planned: PlannedStep, local: LocalComponent, profile: Profile, pieces: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
-    found = measured(planned, local, profile)
+    curves = measured(planned, local, profile)
     blocks = planned.blocks(local.layout)
-    last = len(found.forward) - 1
+    last = len(curves.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
     for position in local.layout.positions:
         rank = planned.ranks[position]
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        different[id(found.forward[min(rank, last)]), rows] = rank
-    forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
+        different[id(curves.forward[min(rank, last)]), rows] = rank
+    forward, backward = max((curves.on(r, n) for (_, n), r in different.items()), key=sum)
     calls = profile.calls
     forward, backward = max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
     return forward, backward + forward * local.layout.recompute
@@ -291,9 +291,9 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
 
     def seconds(rank: int, share: float) -> float:
         total = update * slowdowns[rank]
-        for data, found in programs:
+        for data, curves in programs:
             rows = planned.rows / data * (share if data == most else 1.0)
-            total += sum(found.on(rank, rows))
+            total += sum(curves.on(rank, rows))
         return total
 
     return seconds

@@ -127,7 +127,7 @@ def datasheet(
             rows = program_rows(problem.rows, local.layout, micro_batches)
             if not _counted_for(profile.compute.get(local.program), rows):
                 wanted.setdefault(local.program, (partition, local, rows))
-    found = {}
+    compute = {}
     if wanted:
         with _fake(problem.step) as (step, tensors, borders):
             for key, (partition, local, sizes) in wanted.items():
@@ -137,10 +137,10 @@ def datasheet(
                 }
                 made = _compute(counted, devices)
                 old = profile.compute.get(key)
-                found[key] = old.joined(made) if old else made
+                compute[key] = old.joined(made) if old else made
     return replace(
         profile,
-        compute={**profile.compute, **found},
+        compute={**profile.compute, **compute},
         network={**profile.network, **network},
         seconds=profile.seconds + time.perf_counter() - began,
     )
@@ -177,7 +177,7 @@ class CountingBench(Bench):
 def count(bench: CountingBench) -> Counted:
     with plain_operators():
         used = bench.bytes()
-    return Counted(tuple(bench.ran_forward.found), tuple(bench.ran_backward.found), used)
+    return Counted(tuple(bench.ran_forward.operators), tuple(bench.ran_backward.operators), used)
 
 
 @contextmanager
@@ -196,9 +196,11 @@ def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compu
     different = list(dict.fromkeys(devices))
 
     def curves(direction: str) -> tuple[Curve, ...]:
-        found = {d: Curve.of((n, seconds(getattr(c, direction), d)) for n, c in counted.items())
-                 for d in different}  # fmt: skip
-        return tuple(found[d] for d in (devices if len(different) > 1 else different))
+        of_device = {
+            d: Curve.of((n, seconds(getattr(c, direction), d)) for n, c in counted.items())
+            for d in different
+        }
+        return tuple(of_device[d] for d in (devices if len(different) > 1 else different))
 
     used = {n: c.bytes for n, c in counted.items()}
     most = used[max(used)]
@@ -265,7 +267,7 @@ def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, f
     state = [x for s in twin.state.values() for x in s.values() if isinstance(x, Tensor)]
     size = sum(p.numel() * p.element_size() for p in made)
     return (
-        len(counted.found),
-        sum(o.bytes for o in counted.found) / size,
+        len(counted.operators),
+        sum(o.bytes for o in counted.operators) / size,
         sum(x.numel() * x.element_size() for x in state if x.numel() > 1) / size,
     )

@@ -120,18 +120,18 @@ def curves(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
     What counts is the group that takes longest. Ranks are placed host after host."""
-    found: dict[tuple[str, Pattern], Curve] = {}
+    of_kind: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):
         there = ranks or range(len(cluster.ranks))
         if kind in MESSAGES:
             groups = _pairs(cluster, kind, pattern, there)
         else:
             groups = _together(cluster, pattern, there)
-        found[kind, pattern] = Curve.of(
+        of_kind[kind, pattern] = Curve.of(
             (size, max((group_seconds(cast(Kind, kind), size, g) for g in groups), default=0.0))
             for size in SIZES
         )
-    return found
+    return of_kind
 
 
 def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[GroupPlacement]:
@@ -151,7 +151,7 @@ def _pairs(
     cluster: Cluster, kind: str, pattern: Pattern, ranks: Sequence[int]
 ) -> set[GroupPlacement]:
     """The different pairs of a pattern, with their share of the adapters in their round."""
-    known, found = cluster.ranks, set()
+    known, placements = cluster.ranks, set()
     for pairs in pattern.pairs(len(ranks)):
         here = [(ranks[a], ranks[b]) for a, b in pairs]
         across = [(known[a][0], known[b][0]) for a, b in here if known[a][0] != known[b][0]]
@@ -160,8 +160,8 @@ def _pairs(
         out, into = (Counter(names) for names in zip(*across, strict=True)) if across else ({}, {})
         for a, b in here:
             shared = max(out.get(known[a][0], 1), into.get(known[b][0], 1))
-            found.add(GroupPlacement.of(cluster, (a, b), shared))
-    return found
+            placements.add(GroupPlacement.of(cluster, (a, b), shared))
+    return placements
 
 
 def _sent(kind: Kind, size: int, ranks: int) -> float:

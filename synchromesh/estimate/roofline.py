@@ -53,11 +53,11 @@ class Operation:
 
 
 class Operations(TorchDispatchMode):
-    """`found`: every operator that ran inside; views and what touches no tensor are left out."""
+    """`operators` that ran inside; views and what touches no tensor are left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Operation] = []
+        self.operators: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -66,7 +66,7 @@ class Operations(TorchDispatchMode):
         if not (question or _is_view(func) or func.overloadpacket in _UNWRITTEN):
             ran = _operation(func, args, given, made)
             if ran.dtype:  # a mark of the profiler has none
-                self.found.append(ran)
+                self.operators.append(ran)
         return made
 
 

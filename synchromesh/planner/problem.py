@@ -149,11 +149,11 @@ class PartitionCache:
 
     def possible(self, plans: Iterable[Plan]) -> list[Partition]:
         """The partitions under the plans that allow one; `price` says of the rest why not."""
-        found = []
+        partitions = []
         for plan in plans:
             with suppress(ValueError):
-                found.append(self.partition(plan))
-        return found
+                partitions.append(self.partition(plan))
+        return partitions
 
     def known(self, plan: Plan) -> Partition | None:
         return self._solved.get(self.problem.layouts(plan))

@@ -30,28 +30,28 @@ TUNING = WideningTuning()
 
 
 def widened(
-    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
+    partitions: PartitionCache, candidates: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
-    """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
+    """Plans of candidates: each that may win with rows by speed, the best on fewer devices."""
     problem = partitions.problem
-    plans = [p for p in _promising(partitions, found, profile) if not p.stages]
+    plans = [p for p in _promising(partitions, candidates, profile) if not p.stages]
     by_speed = filter(None, (shared(partitions, p, profile) for p in plans))
     some = [*by_speed, *fewer(plans, problem.devices, profile)]
 
     def meaning(plan: Plan) -> tuple[object, ...]:  # on two ranks hybrid:tensor=2 is tensor
         return problem.layouts(plan), tuple(problem.ranks(plan)), plan.rows, plan.pieces
 
-    known = {meaning(c.plan) for c in found if c.time is not None}
+    known = {meaning(c.plan) for c in candidates if c.time is not None}
     new = {meaning(p): p for p in reversed(some)}
     return [p for p in some if new.get(meaning(p)) is p and meaning(p) not in known]
 
 
 def _promising(
-    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
+    partitions: PartitionCache, candidates: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
     """The plans that are at most `TUNING.slowest` times as slow as the best, that one first; where
     devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
-    known = [c for c in found if c.time is not None]
+    known = [c for c in candidates if c.time is not None]
     slowdowns = slowdowns_of(profile, partitions.problem.devices)
     if max(slowdowns) > 1.0:
         even = _levelled(profile, slowdowns)
@@ -132,13 +132,13 @@ def _row_costs(
     """Of each data index: a line through what its slowest rank takes for a block and a quarter."""
     seconds = computing(planned_step(partitions, plan), profile)
     tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
-    found = []
+    costs = []
     for i in range(data):
         ranks = range(i * tensor, (i + 1) * tensor)
         full, quarter = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
         rate = max(1e-12, (full - quarter) / (0.75 * block))
-        found.append(_RowCost(max(0.0, full - rate * block), rate))
-    return found
+        costs.append(_RowCost(max(0.0, full - rate * block), rate))
+    return costs
 
 
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
@@ -151,17 +151,17 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     by_speed = sorted(range(devices), key=lambda r: (slowdowns[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]
     quick = slowdowns.count(1.0)
-    found = []
+    variants = []
     for count in dict.fromkeys([quick, *counts]):
         ranks = tuple(sorted(by_speed[:count]))
         if not 1 < count < devices:
             continue
         possible = [p for p in plans if _runs_on(p, count)]
         for plan in (*possible[: TUNING.plans], Plan(LayoutSpec("data"))):
-            found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+            variants.append(replace(plan, ranks=ranks, rows=None, pieces=None))
     if slowdowns[0] > 1.0:  # of which `single` would be
-        found.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
-    return list(dict.fromkeys(found))
+        variants.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
+    return list(dict.fromkeys(variants))
 
 
 def _runs_on(plan: Plan, count: int) -> bool:

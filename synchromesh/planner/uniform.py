@@ -79,12 +79,12 @@ def payload(uniform: UniformPartitions, c: Collective, layout: Layout) -> int:
 
 
 def seconds_of(
-    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, direction: str,
+    uniform: UniformPartitions, collectives: Sequence[Collective], layout: Layout, direction: str,
     profile: Profile,
 ) -> float:  # fmt: skip
     return sum(
         collective_seconds(c.kind, pattern(c), payload(uniform, c, layout), profile)
-        for c in found
+        for c in collectives
         if c.direction == direction
     )
 
@@ -104,10 +104,10 @@ def kinds(
 ) -> tuple[int, ...]:
     """Equal numbers for components that take the same: equal programs, traffic, own tensors."""
     numbers: dict[object, int] = {}
-    found = []
+    kind_of = []
     for i, local in enumerate(uniform.partitions[degree].components):
         own = (holding_of[name] for name in uniform.own[i])
         tensors = tuple(replace(h, tensor=replace(h.tensor, name="")) for h in own)
         key = (local.program, local.layout, local.events[local.arrivals :], tensors)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return tuple(found)
+        kind_of.append(numbers.setdefault(key, len(numbers)))
+    return tuple(kind_of)

@@ -185,29 +185,29 @@ class _Planning:
         over = share * together * np.array(self.profile.over_cuts)
         return np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
 
-    def candidate(self, found: StagePlan) -> LayerCandidate:
-        m, costs = found.micro_batches, self.problem.costs(found.micro_batches)
+    def candidate(self, staged: StagePlan) -> LayerCandidate:
+        m, costs = staged.micro_batches, self.problem.costs(staged.micro_batches)
         devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0
-        for s, stage in enumerate(found.stages):
+        for s, stage in enumerate(staged.stages):
             at = (stage.way, stage.first, stage.end, self.problem.sizes.index(stage.devices))
             resident, kept = float(costs.resident[at]), float(costs.kept[at])
-            held = in_flight(len(found.stages) - s, m) * kept
+            held = in_flight(len(staged.stages) - s, m) * kept
             memory.append(PeakMemory(round(resident), round(resident + held)))
             seconds.append(float(costs.seconds[at]))
             work = sum(x.forward + x.backward for x in layers[stage.first : stage.end])
             busy += work * self.rows / self.profiled
-        plan = plan_of(found, [x.name for x in layers], (1,), range(devices))
-        if len(found.stages) == 1:
+        plan = plan_of(staged, [x.name for x in layers], (1,), range(devices))
+        if len(staged.stages) == 1:
             plan = Plan(LayoutSpec("data" if devices > 1 else "single"), micro_batches=m)
         time = StepTime(
-            found.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
+            staged.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
             waited=0.0, pieces=1,
         )  # fmt: skip
-        idle = max(0.0, 1 - busy / (devices * found.seconds))
+        idle = max(0.0, 1 - busy / (devices * staged.seconds))
         return LayerCandidate(
-            plan=plan, time=time, memory=tuple(memory), fits=True, reason="", stages=found.stages,
-            stage_seconds=tuple(seconds), idle=idle, gap=found.gap,
+            plan=plan, time=time, memory=tuple(memory), fits=True, reason="", stages=staged.stages,
+            stage_seconds=tuple(seconds), idle=idle, gap=staged.gap,
         )  # fmt: skip
 
     def misfit(self) -> str:

@@ -93,12 +93,12 @@ class _Offers:
     @cached_property
     def first(self) -> Mapping[int, Mapping[str, int]]:
         """By degree: the first component that reads a value of another one."""
-        found: dict[int, dict[str, int]] = {}
+        firsts: dict[int, dict[str, int]] = {}
         for m, made in self.uniform.partitions.items():
             for i, local in enumerate(made.components):
                 for item in local.inputs:
-                    found.setdefault(m, {}).setdefault(item.value.name, i)
-        return found
+                    firsts.setdefault(m, {}).setdefault(item.value.name, i)
+        return firsts
 
     def layout(self, degree: int, index: int, saving: Saving) -> Layout:
         layout = self.uniform.partitions[degree].components[index].layout
@@ -193,7 +193,7 @@ def _sharded(made: Partition, index: int) -> bool:
 class ChainSearch:
     assembled: Assembled
     limit: float  # bytes of a device
-    found: ChainPlan
+    best: ChainPlan
 
     @classmethod
     def of(
@@ -210,8 +210,8 @@ class ChainSearch:
         return cls(assembled, limit, search(assembled.problem, limit, most))
 
     def plans(self, planned: PlanningProblem) -> list[Plan]:
-        every = (self.found, *self.found.alternatives)
-        layouts = (self.layouts(found.choice) for found in every)
+        every = (self.best, *self.best.alternatives)
+        layouts = (self.layouts(plan.choice) for plan in every)
         return [worded(planned.names, x, planned.modules, planned.step.coupling) for x in layouts]
 
     def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:

@@ -134,10 +134,10 @@ def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, flo
     """Seconds of the reduce-scatters of its gradients: of those that backward waits for, as no
     more than so many buckets are under way, and of the others."""
     sharded = [h for h in trained if h.parts > 1]
-    found = buckets.fill(
+    filled = buckets.fill(
         sharded, lambda h: (gradient_pattern(h), h.tensor.dtype), lambda h: h.local_bytes
     )
-    seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in found]
+    seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in filled]
     most = buckets.SIZES.under_way
     return sum(seconds[:-most]), sum(seconds[-most:])
 

@@ -84,10 +84,10 @@ class _IntegerProgram:
 
     def _columns(self, i: int, name: Callable[[int], int]) -> dict[int, list[int]]:
         """Columns of a component's options by what their border is called."""
-        found: dict[int, list[int]] = {}
+        by_name: dict[int, list[int]] = {}
         for option, column in zip(self.problem.components[i], self.x[i], strict=True):
-            found.setdefault(name(option.border), []).append(column)
-        return found
+            by_name.setdefault(name(option.border), []).append(column)
+        return by_name
 
     def clocks(self) -> dict[int, float]:
         """The rows of both clocks; the objective by column, in units of `scale`."""

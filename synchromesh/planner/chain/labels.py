@@ -92,8 +92,8 @@ class Space:
 def decide(space: Space, i: int, node: Node, labels: Labels, above: float, width: int) -> Labels:
     """The labels at cut i: each label of cut i + 1 with each option of node i, then pruned.
     Candidates whose bound is above `above` go; at most `width` stay."""
-    found, least = candidates(space, i, node, labels, above)
-    return _pruned(found, least, width, space.limited)
+    extended, least = candidates(space, i, node, labels, above)
+    return _pruned(extended, least, width, space.limited)
 
 
 def candidates(
@@ -118,8 +118,8 @@ def candidates(
     option, parent = np.nonzero(good)  # in lexicographic order, as the labels are
     at = (option, parent)
     chosen = node.option[option]
-    found = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
-    return found, least[at]
+    extended = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
+    return extended, least[at]
 
 
 def _pruned(
@@ -221,10 +221,10 @@ def _dominated(state: Ints, y: Floats, z: Floats) -> Bools:
 
 def space_of(table: Table, states: Graph, limit: float) -> tuple[Space, list[OptionPath]] | None:
     """Where to walk, and the plans that its bound met; None: nothing is allowed or fits."""
-    found = bound(states, limit)
-    if found is None:
+    bounded = bound(states, limit)
+    if bounded is None:
         return None
-    return Space(table, states, Frontier(table), found[0]), found[1]
+    return Space(table, states, Frontier(table), bounded[0]), bounded[1]
 
 
 def walk(

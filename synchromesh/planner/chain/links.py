@@ -88,12 +88,12 @@ def prices_of(
 ) -> list[Prices]:
     """What each value costs between all degrees; equal tables are one."""
     shared: dict[object, Prices] = {}
-    found = []
+    tables = []
     for value in values:
         prices = _prices(uniform, value, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        found.append(shared.setdefault(key, prices))
-    return found
+        tables.append(shared.setdefault(key, prices))
+    return tables
 
 
 def _prices(uniform: UniformPartitions, link: CrossingValue, profile: Profile) -> Prices:
@@ -133,8 +133,8 @@ def cheapest(
             arriving = [m for w in wants for m in _move(link.value, want, w, b)]
             try:
                 crossed = [
-                    _both(uniform, found, uniform.layout(degree), profile)
-                    for found, degree in ((leaving, a), (edge, a), (arriving, b))
+                    _both(uniform, sent, uniform.layout(degree), profile)
+                    for sent, degree in ((leaving, a), (edge, a), (arriving, b))
                 ]
             except Unmeasured:
                 continue
@@ -147,9 +147,9 @@ _STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
 
 
 def _both(
-    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, profile: Profile
+    uniform: UniformPartitions, collectives: Sequence[Collective], layout: Layout, profile: Profile
 ) -> tuple[float, float]:
-    forward, backward = (seconds_of(uniform, found, layout, d, profile) for d in DIRECTIONS)
+    forward, backward = (seconds_of(uniform, collectives, layout, d, profile) for d in DIRECTIONS)
     return forward, backward
 
 
@@ -169,13 +169,13 @@ def _edge(
 
 def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
     """Kinds, patterns and payloads of what may cross between degrees, for the survey."""
-    found: dict[tuple[str, Pattern], int] = {}
+    largest: dict[tuple[str, Pattern], int] = {}
 
     def note(collectives: Sequence[Collective], degree: int) -> None:
         for c in collectives:
             key = (c.kind, pattern(c))
             size = payload(uniform, c, uniform.layout(degree))
-            found[key] = max(size, found.get(key, 0))
+            largest[key] = max(size, largest.get(key, 0))
 
     for link in between_components(uniform):
         for a, b in product(link.made, uniform.degrees):
@@ -187,4 +187,4 @@ def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
             note(_move(link.value, link.made[a], REPLICATED, a), a)
             for want in wants:
                 note(_move(link.value, REPLICATED, want, b), b)
-    return [(kind, where, size) for (kind, where), size in sorted(found.items())]
+    return [(kind, where, size) for (kind, where), size in sorted(largest.items())]

@@ -93,12 +93,12 @@ def _node(options: Sequence[Option], grid: float) -> Node:
 def _needless(node: Node) -> NDArray[np.bool_]:
     """Options that another of equal border undercuts, or equals and precedes, in everything."""
     columns = np.stack([node.always, node.backward, node.gradient, node.memory], axis=1)
-    found = np.zeros(len(node), dtype=bool)
+    needless = np.zeros(len(node), dtype=bool)
     for k in range(len(node)):
         below = (columns <= columns[k]).all(1) & (node.at == node.at[k])
         first = (columns != columns[k]).any(1) | (np.arange(len(node)) < k)
-        found[k] = bool((below & first).any())
-    return found
+        needless[k] = bool((below & first).any())
+    return needless
 
 
 def _prices(prices: Prices, grid: float) -> Prices:

@@ -117,8 +117,8 @@ class _Decision:
             try:
                 self.search = ChainSearch.of(uniform, self.profile, problem.limit)
                 plans = self.search.plans(problem)
-                if self.search.found.within:
-                    most = TUNING.stages * self.search.found.seconds
+                if self.search.best.within:
+                    most = TUNING.stages * self.search.best.seconds
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 plans = []
             plans += stage_plans(uniform, problem, self.profile, most)
@@ -278,14 +278,14 @@ class _Decision:
 
 
 def _uncertain(
-    found: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
+    candidates: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
 ) -> Plan | None:
     """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
 
     def known(c: Candidate) -> bool:
         return c.plan in sure or _largest(c.plan, devices) <= extrapolation
 
-    fitting = [c for c in found if c.fits]
+    fitting = [c for c in candidates if c.fits]
     best = min((c for c in fitting if not known(c)), key=lambda c: c.seconds, default=None)
     least = min((c.seconds for c in fitting if known(c)), default=inf)
     return None if best is None or best.seconds > TUNING.near * least else best.plan
@@ -337,7 +337,7 @@ def _with_runners_up(problem: PlanningProblem, search: ChainSearch, choice: Choi
     plan = choice.chosen.plan
     options = search.choice(problem, plan)
     if options is None:
-        options, plan = search.found.choice, search.plans(problem)[0]
+        options, plan = search.best.choice, search.plans(problem)[0]
     chain = search.assembled.problem
     chosen = ChainPlan.of(chain, options)
     others = runners_up(chain, chosen, max(search.limit, chosen.memory))

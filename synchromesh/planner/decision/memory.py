@@ -46,7 +46,7 @@ class SavingSearches:
     def limit_of_sums(self, before: ChainSearch | None) -> float:
         """Bytes of the next search. before: the one before it, in the process that searches."""
         if self.lacking and before is not None:
-            return before.found.memory - self.lacking
+            return before.best.memory - self.lacking
         return self.ABOVE * self.limit
 
     def after(self, best: Candidate, least: float) -> "SavingSearches":
@@ -57,10 +57,10 @@ class SavingSearches:
         return replace(self, left=0 if in_vain else self.left - 1, lacking=lacking)
 
 
-def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
+def nearest_lacking(candidates: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
     """The quickest that lacks memory, not `tried`, if it may be quicker than all that fit."""
-    least = min((c.seconds for c in found if c.fits), default=inf)
-    short = [c for c in found if c.time is not None and not c.fits and c.plan not in tried]
+    least = min((c.seconds for c in candidates if c.fits), default=inf)
+    short = [c for c in candidates if c.time is not None and not c.fits and c.plan not in tried]
     best = min(short, key=lambda c: c.seconds, default=None)
     if best is None or best.time is None or best.seconds - best.time.update >= least:
         return None

@@ -224,8 +224,8 @@ def _over_cuts(
     uniform: UniformPartitions, values: Sequence[CrossingValue], rows: int
 ) -> list[int]:
     """Bytes of all values made before and read behind each cut, 0 .. n, of so many rows."""
-    found = [0] * (len(uniform.step.chain.components) + 1)
+    sizes = [0] * (len(uniform.step.chain.components) + 1)
     for value in values:
         for cut in range(value.source + 1, max(value.readers) + 1):
-            found[cut] += value.value.bytes(rows)
-    return found
+            sizes[cut] += value.value.bytes(rows)
+    return sizes

@@ -149,21 +149,21 @@ class Searches:
         """The mix of least passage + share slowest, and what none is below; None: no memory."""
         place = self.place
         times = place.slowdown * (1 + share * (place.micro_batches - 1))
-        found = search(self.chain(times, share), place.limit)
-        if not found.within:
+        plan = search(self.chain(times, share), place.limit)
+        if not plan.within:
             return None
-        return self.mix(found.choice), found.seconds * (1 - found.gap)
+        return self.mix(plan.choice), plan.seconds * (1 - plan.gap)
 
     def between(self, a: Mix, b: Mix, halvings: int) -> Iterator[Mix]:
         """Those that shares are best with between the ones of a and b."""
         if not halvings or a.passage >= b.passage or a.slowest <= b.slowest:
             return
         share = min(1.0, (b.passage - a.passage) / (a.slowest - b.slowest))
-        found = self.least(share)
-        if found and found[0].seconds(share) < a.seconds(share) * (1 - EXACT):
-            yield found[0]
-            yield from self.between(a, found[0], halvings - 1)
-            yield from self.between(found[0], b, halvings - 1)
+        best = self.least(share)
+        if best and best[0].seconds(share) < a.seconds(share) * (1 - EXACT):
+            yield best[0]
+            yield from self.between(a, best[0], halvings - 1)
+            yield from self.between(best[0], b, halvings - 1)
 
     def mix(self, choice: Sequence[int]) -> Mix:
         first, last = self.inside.facts[choice[0]], self.inside.facts[choice[-1]]

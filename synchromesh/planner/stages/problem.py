@@ -110,8 +110,8 @@ class StageProblem:
         mask = allowed(first, end, np.array(self.sizes)[size])
 
         def costs(micro_batches: int) -> StageCosts:
-            found = self.costs(micro_batches)
-            return replace(found, seconds=np.where(mask, found.seconds, np.inf))
+            unmasked = self.costs(micro_batches)
+            return replace(unmasked, seconds=np.where(mask, unmasked.seconds, np.inf))
 
         return replace(self, costs=costs)
 
@@ -123,13 +123,13 @@ class StageProblem:
     @cached_property
     def kind_of(self) -> Ints:
         """The kind by [size, units left]: a group takes the first of these; 0 if it cannot."""
-        found = np.zeros((len(self.sizes), self.devices // self.unit + 1), dtype=np.int64)
+        table = np.zeros((len(self.sizes), self.devices // self.unit + 1), dtype=np.int64)
         index = {kind: i for i, kind in enumerate(self.kinds)}
         for s, size in enumerate(self.sizes):
             for start in self._starts(size):
                 left = (self.devices - start) // self.unit
-                found[s, left] = index[self.kind(start, size)]
-        return found
+                table[s, left] = index[self.kind(start, size)]
+        return table
 
     def _starts(self, size: int) -> range:
         return range(0, self.devices - size + 1, self.unit)
@@ -193,8 +193,8 @@ def stage_costs(
 def _sums(values: Floats) -> Floats:
     """Sums of components i .. j-1 by [i, j]."""
     until = np.r_[0.0, np.cumsum(values)]
-    found: Floats = until - until[:-1, None]
-    return found
+    sums: Floats = until - until[:-1, None]
+    return sums
 
 
 def _unhidden(facts: StageFacts) -> Floats:
@@ -205,8 +205,8 @@ def _unhidden(facts: StageFacts) -> Floats:
     later = np.tri(count).T.astype(bool)  # q >= i
     left = np.where(later, sent[1:] - computed[:-1], -INF)
     left = np.maximum.accumulate(left, axis=1) - (sent - computed)[:-1, None]
-    found: Floats = np.c_[np.zeros(count), left]
-    return found
+    unhidden: Floats = np.c_[np.zeros(count), left]
+    return unhidden
 
 
 def group_sizes(devices: int, all_sizes: int = 16, units: int = 128) -> tuple[int, ...]:
@@ -229,6 +229,6 @@ def _divisors(number: int, most: int) -> list[int]:
 def micro_batch_numbers(rows: int, most: int = 1024) -> tuple[int, ...]:
     """Numbers of micro-batches that are offered, of equally many rows: powers of two, and all
     divisors where less than eight is a power of two among them. most: chosen."""
-    found = _divisors(rows, min(rows, most))
-    powers = [m for m in found if m & (m - 1) == 0]
-    return tuple(powers if powers[-1] >= 8 else found)
+    divisors = _divisors(rows, min(rows, most))
+    powers = [m for m in divisors if m & (m - 1) == 0]
+    return tuple(powers if powers[-1] >= 8 else divisors)

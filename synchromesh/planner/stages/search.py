@@ -156,10 +156,10 @@ class StageWalk:
         if needed[-1] > self.units:
             return None
         until = self.units - needed[:-1]  # devices that those in front leave at most
-        found = self._closed(costs, until)
-        if not np.isfinite(found[0, self.units]):
+        sums = self._closed(costs, until)
+        if not np.isfinite(sums[0, self.units]):
             return None
-        plan = self._back(allowed, [found])
+        plan = self._back(allowed, [sums])
         if self._fits(plan):
             return plan
         layers = self._layers(allowed, until)
@@ -177,16 +177,16 @@ class StageWalk:
     def _closed(self, costs: Floats, until: Ints) -> Floats:
         """D, and a last column of inf."""
         count = self.problem.components
-        found = np.full((count + 1, self.units + 2), INF)
-        found[count, 0] = 0.0
+        sums = np.full((count + 1, self.units + 2), INF)
+        sums[count, 0] = 0.0
         behind = np.full((count + 1, len(self.sizes), self.units + 1), INF)
-        behind[count] = found[count][self._after]
+        behind[count] = sums[count][self._after]
         for i in reversed(range(count)):
-            self._step(i, costs, behind, found, until)
-            behind[i] = found[i][self._after]
-        return found
+            self._step(i, costs, behind, sums, until)
+            behind[i] = sums[i][self._after]
+        return sums
 
-    def _step(self, i: int, costs: Floats, behind: Floats, found: Floats, until: Ints) -> None:
+    def _step(self, i: int, costs: Floats, behind: Floats, sums: Floats, until: Ints) -> None:
         """D of component i, of what is behind each of its stages."""
         if until[i] <= 0:
             return
@@ -195,33 +195,33 @@ class StageWalk:
             j, size = np.nonzero(np.isfinite(costs[0, i, i + 1 :]))
             if len(j):
                 stage = costs[0, i, i + 1 + j, size]
-                found[i, columns] = (stage[:, None] + behind[i + 1 + j, size, columns]).min(0)
+                sums[i, columns] = (stage[:, None] + behind[i + 1 + j, size, columns]).min(0)
             return
         kind = self.problem.kind_of[:, columns]
         size = np.arange(len(self.sizes))[:, None]
         stage = np.moveaxis(costs[:, i, i + 1 :], 0, -1)[:, size, kind]  # [j, size, left]
-        found[i, columns] = (stage + behind[i + 1 :, :, columns]).min((0, 1))
+        sums[i, columns] = (stage + behind[i + 1 :, :, columns]).min((0, 1))
 
     def _layers(self, allowed: Floats, until: Ints) -> list[Floats] | None:
         """D_0, D_1 ... up to the first that a step of all devices is best with."""
         count = self.problem.components
-        found = np.full((count + 1, self.units + 2), INF)
-        found[count, 0] = 0.0
-        layers, best = [found], found.copy()
+        sums = np.full((count + 1, self.units + 2), INF)
+        sums[count, 0] = 0.0
+        layers, best = [sums], sums.copy()
         last = 0
         for depth in range(1, count + 1):
             held = in_flight(depth, self.micro_batches)
             costs = np.where(self.most >= held, allowed, INF).min(1)
             behind = layers[-1][:, self._after]
-            found = np.full_like(found, INF)
+            sums = np.full_like(sums, INF)
             for i in range(count - depth + 1):
-                self._step(i, costs, behind, found, until)
-            found[found >= best] = INF
-            np.minimum(best, found, out=best)
-            if not np.isfinite(found).any():
+                self._step(i, costs, behind, sums, until)
+            sums[sums >= best] = INF
+            np.minimum(best, sums, out=best)
+            if not np.isfinite(sums).any():
                 break
-            layers.append(found)
-            if np.isfinite(found[0, self.units]):
+            layers.append(sums)
+            if np.isfinite(sums[0, self.units]):
                 last = depth
         return layers[: last + 1] if last else None
 
