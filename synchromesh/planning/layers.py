@@ -40,7 +40,6 @@ from synchromesh.planner.stages.problem import (
     StagePlan,
     StageProblem,
     group_sizes,
-    in_flight,
     micro_batch_numbers,
     stage_costs,
 )
@@ -50,6 +49,7 @@ from synchromesh.values.buckets import SIZES
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
+from synchromesh.values.schedule import most_in_flight
 from synchromesh.values.size import readable
 
 
@@ -192,7 +192,7 @@ class _Planning:
         for s, stage in enumerate(staged.stages):
             at = (stage.way, stage.first, stage.end, self.problem.sizes.index(stage.devices))
             resident, kept = float(costs.resident[at]), float(costs.kept[at])
-            held = in_flight(len(staged.stages) - s, m) * kept
+            held = most_in_flight(len(staged.stages), (s,), m) * kept
             memory.append(PeakMemory(round(resident), round(resident + held)))
             seconds.append(float(costs.seconds[at]))
             work = sum(x.forward + x.backward for x in layers[stage.first : stage.end])

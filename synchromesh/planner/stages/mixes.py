@@ -51,8 +51,8 @@ from synchromesh.planner.stages.problem import (
     StageFacts,
     StagePlan,
     StageProblem,
-    in_flight,
 )
+from synchromesh.values.schedule import most_in_flight
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def mixed(problem: StageProblem, plan: StagePlan, find: Find) -> StagePlan | Non
     m = plan.micro_batches
     every, start = [], 0
     for s, stage in enumerate(plan.stages):
-        held = in_flight(len(plan.stages) - s, m)
+        held = most_in_flight(len(plan.stages), (s,), m)
         place = StagePlace(*problem.kind(start, stage.devices), m, held)
         every.append(_mixes(place, _own(problem, place, stage), find(stage, m)))
         start += stage.devices

@@ -135,11 +135,6 @@ class StageProblem:
         return range(0, self.devices - size + 1, self.unit)
 
 
-def in_flight(depth: int, micro_batches: int) -> int:
-    """Micro-batches that a stage holds at most under 1F1B; depth: 1 for the last stage."""
-    return min(depth, micro_batches)
-
-
 INF = float("inf")
 UNDISTURBED = Overlap()
 

@@ -28,7 +28,8 @@ from typing import ClassVar
 import numpy as np
 
 from synchromesh.planner.chain.problem import EXACT, Floats, Ints, gap
-from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem, in_flight
+from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem
+from synchromesh.values.schedule import most_in_flight
 
 
 def search(problem: StageProblem) -> StagePlan | None:
@@ -210,7 +211,7 @@ class StageWalk:
         layers, best = [sums], sums.copy()
         last = 0
         for depth in range(1, count + 1):
-            held = in_flight(depth, self.micro_batches)
+            held = most_in_flight(depth, (0,), self.micro_batches)
             costs = np.where(self.most >= held, allowed, INF).min(1)
             behind = layers[-1][:, self._after]
             sums = np.full_like(sums, INF)
@@ -231,7 +232,7 @@ class StageWalk:
         i, left = 0, self.units
         while i < problem.components:
             depth = len(layers) - 1
-            held = in_flight(depth, self.micro_batches) if depth else 1
+            held = most_in_flight(depth, (0,), self.micro_batches) if depth else 1
             kind = problem.kind_of[:, left]
             size = np.arange(len(self.sizes))
             at = allowed[kind, :, i, :, size]  # [size, way, j]
@@ -245,8 +246,10 @@ class StageWalk:
         return tuple(stages)
 
     def _fits(self, plan: Sequence[PlannedStage]) -> bool:
-        held = [in_flight(len(plan) - s, self.micro_batches) for s in range(len(plan))]
-        return all(self.most[at] >= h for at, h in zip(self._places(plan), held, strict=True))
+        return all(
+            self.most[at] >= most_in_flight(len(plan), (s,), self.micro_batches)
+            for s, at in enumerate(self._places(plan))
+        )
 
     def seconds(self, plan: Sequence[PlannedStage]) -> tuple[float, float]:
         """The sum of passages, and what the slowest stage takes."""

@@ -18,7 +18,6 @@ from synchromesh.planner.stages.problem import (
     StageFacts,
     StagePlan,
     StageProblem,
-    in_flight,
     stage_costs,
 )
 from synchromesh.planner.stages.search import search
@@ -100,7 +99,7 @@ class Model:
         total, slowest, start = 0.0, 0.0, 0
         for s, stage in enumerate(plan):
             slowdown, limit = problem.kind(start, stage.devices)
-            t, x, e, held = self.takes(stage, m, in_flight(len(plan) - s, m))
+            t, x, e, held = self.takes(stage, m, min(len(plan) - s, m))
             if held > limit or math.isinf(t):
                 return math.inf
             total += slowdown * t + x
