@@ -5,6 +5,7 @@ degrees      one for each stage; also one for each component, where that is quic
 schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,11 +26,11 @@ from synchromesh.values.profile import Profile
 
 def stage_plans(
     uniform: UniformPartitions, planned: PlanningProblem, profile: Profile,
-    most: float = math.inf, number: int = 6,
+    most: float = math.inf, each: int = 3,
 ) -> list[Plan]:  # fmt: skip
     """A few plans of two stages and more, the best of the search first; none where the model has
     one component, or nothing of stages is known. most: seconds of a step that they may take.
-    number: of plans, each of which is priced by a walk of all its micro-batches; chosen."""
+    each: plans of a schedule, as each one is priced by a walk of all its micro-batches; chosen."""
     if not divisible(uniform):
         return []
     slowdowns = slowdowns_of(profile, uniform.devices)
@@ -41,8 +42,14 @@ def stage_plans(
         if best is not None and best.seconds <= most
     ]
     ranked.sort(key=lambda x: x[0].seconds)
-    plans = (p for best, order in ranked for p in _scheduled(uniform, planned, best, order))
-    return list(dict.fromkeys(plans))[:number]
+    plans: dict[Plan, None] = {}
+    of_schedule = Counter[str]()
+    for best, order in ranked:
+        for plan in _scheduled(uniform, planned, best, order):
+            if plan not in plans and of_schedule[plan.schedule] < each:
+                plans[plan] = None
+                of_schedule[plan.schedule] += 1
+    return list(plans)
 
 
 def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | None]:
