@@ -36,7 +36,7 @@ from synchromesh.planner.uniform import UniformPartitions, holdings_of, kinds
 from synchromesh.planner.wording import worded
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout, ShardStates
+from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -51,8 +51,15 @@ class Assembled:
 
 Saving = tuple[ShardStates, bool]  # of memory: what is sharded, whether it is recomputed
 AS_IS: tuple[Saving, ...] = (("none", False),)
-# of the one micro-batch that the search knows: gradients of one are sharded at every level
-SAVINGS: tuple[Saving, ...] = tuple(product(("none", "optimizer", "parameters"), (False, True)))
+
+
+def levels(micro_batches: int) -> tuple[ShardStates, ...]:
+    """Every level of sharding that frees more than the one before; gradients of one micro-batch
+    are sharded when they are there, whatever the level."""
+    return tuple(s for s in STATES if s != "gradients" or micro_batches > 1)
+
+
+SAVINGS: tuple[Saving, ...] = tuple(product(levels(1), (False, True)))  # one is all searches know
 
 
 def assemble(

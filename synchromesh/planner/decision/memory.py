@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from synchromesh.cost.peak_memory import PeakMemory
 from synchromesh.planner.candidate import Candidate, has_room
-from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving
+from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving, levels
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.trace.partition.partition import parts_alike
@@ -92,13 +92,9 @@ def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Pl
 
 
 def _savings(plan: Plan) -> Iterator[list[Plan]]:
-    """Every level of sharding that frees more than the one before, without and with recomputation;
-    gradients of one micro-batch are sharded when they are there, whatever the level."""
-    levels: list[ShardStates] = ["none", "optimizer", "parameters"]
-    if plan.micro_batches > 1:
-        levels.insert(2, "gradients")
+    """Every level of sharding, from the one that saves least, without and with recomputation."""
     for recompute in (False, True):
-        made = [_saving(plan, states, recompute) for states in levels]
+        made = [_saving(plan, states, recompute) for states in levels(plan.micro_batches)]
         if other := [p for p in dict.fromkeys(made) if p != plan]:
             yield other
 
