@@ -46,11 +46,10 @@ class GroupGradients:
         self.buckets = buckets.fill(summed, self.kind, lambda h: h.local_bytes)
         self.bucket_of = {h.tensor.name: n for n, b in enumerate(self.buckets) for h in b}
 
-    def kind(self, holding: Holding) -> BucketKind:
+    def kind(self, h: Holding) -> BucketKind:
         """What it has in common with those that share its bucket."""
-        ranks = gradient_pattern(holding), tuple(holding.positions)
-        stages = self._stages[holding.tensor.name] if holding.each_backward else ()
-        return BucketKind(ranks, holding.tensor.dtype, holding.parts > 1, stages)
+        ranks, users = (gradient_pattern(h), tuple(h.positions)), self._stages[h.tensor.name]
+        return BucketKind.of(ranks, h.tensor.dtype, h.part_placement, users, h.each_backward)
 
     @cached_property
     def _completing(self) -> dict[Action, dict[int, tuple[str, ...]]]:
