@@ -22,12 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from synchromesh.cost.alive_bytes import (
-    AliveBytes,
-    Form,
-    Lifetimes,
-    form_of,
-)
+from synchromesh.cost.alive_bytes import AliveBytes, Form, Lifetimes, form_of
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import (
     ComputeShare,
@@ -79,7 +74,7 @@ def peak_memories(
     pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
-    of_position: dict[int, PeakMemory] = {}
+    memories = []
     for group, positions in enumerate(planned.positions):
         its = [x for x in layouts if x.positions == positions]
         blocks = [planned.blocks(layout) for layout in its]
@@ -87,8 +82,8 @@ def peak_memories(
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
             if (group, rows) not in known:
                 known[group, rows] = peak_memory(planned, profile, position, pieces)
-            of_position[position] = known[group, rows]
-    return tuple(of_position[position] for position in sorted(of_position))
+            memories.append(known[group, rows])
+    return tuple(memories)
 
 
 def peak_memory(
@@ -341,7 +336,7 @@ class _MemoryWalk:
             counted = number in memory.kept_outputs and not recompute
             size = 0.0 if counted else self._bytes(o.value, local.layout, o.placement)
             alive.set((VALUE, m, form_of(o.value, local.layout, o.placement)), size)
-        for form in self.lifetimes.after_forward(i):
+        for form in self.lifetimes.after_forward[i]:
             alive.free((VALUE, m, form))
 
     def _backward(self, m: int, i: int, needed: Brought, complete: Collection[str]) -> None:
@@ -365,7 +360,7 @@ class _MemoryWalk:
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message))
         self._leave_gradients(m, local, trained, complete)
-        for form in self.lifetimes.after_backward(i):
+        for form in self.lifetimes.after_backward[i]:
             alive.free((VALUE, m, form))
 
     def _working(self, memory: Memory, rows: float, trained: Sequence[Holding]) -> float:

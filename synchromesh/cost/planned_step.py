@@ -116,11 +116,8 @@ class PlannedStep:
     @cached_property
     def positions(self) -> tuple[range, ...]:
         """The positions of each device group."""
-        of_group = {
-            group: self.partition.components[stage[0]].layout.positions
-            for group, stage in zip(self.of, self.stages, strict=True)
-        }
-        return tuple(of_group[group] for group in sorted(of_group))
+        of_stages = {self.partition.components[stage[0]].layout.positions for stage in self.stages}
+        return tuple(sorted(of_stages, key=lambda positions: positions.start))
 
     @cached_property
     def turns(self) -> tuple[tuple[Turn, ...], ...]:

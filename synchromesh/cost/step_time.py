@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
-from synchromesh.cost.planned_step import ComputeShare, Transmit, shard_seconds, walked
-from synchromesh.cost.planned_step import PlannedStep as PlannedStep
-from synchromesh.cost.planned_step import Unmeasured as Unmeasured
-from synchromesh.cost.planned_step import collective_seconds as collective_seconds
-from synchromesh.cost.planned_step import gradient_pattern as gradient_pattern
-from synchromesh.cost.planned_step import measured as measured
-from synchromesh.cost.planned_step import pattern as pattern
+from synchromesh.cost.planned_step import (
+    ComputeShare,
+    PlannedStep,
+    Transmit,
+    collective_seconds,
+    gradient_pattern,
+    measured,
+    pattern,
+    shard_seconds,
+    walked,
+)
 from synchromesh.cost.timeline import Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
@@ -62,14 +66,9 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     timelines = Timelines(lines)
-    walks = [
-        _GroupWalk(
-            traffic,
-            timelines,
-            GradientSeconds(GroupGradients(planned, group, pieces), profile, timelines),
-        )
-        for group in range(len(lists))
-    ]
+    gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
+    sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
+    walks = [_GroupWalk(traffic, timelines, of_group) for of_group in sums]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
     updates = [
         _update(planned, profile, its, [planned.ranks[p] for p in its])

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from synchromesh.cost.step_time import measured
+from synchromesh.cost.planned_step import measured
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.trace.partition.local import Computation, Partition
