@@ -7,7 +7,7 @@ from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, planned_step, price
-from synchromesh.planner.problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import PartitionCache
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -97,7 +97,9 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
     fastest have equal rows. Under `single` and `tensor` there is nothing to share."""
     problem = partitions.problem
-    data = _blocks(problem, plan)
+    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
+        return None  # it says them, or idles ranks
+    data = max(x.data for x in problem.layouts(plan))
     if data == 1 or max(slowdowns_of(profile, problem.devices)) == 1.0:
         return None
     block = problem.rows / data
@@ -107,23 +109,12 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     if len(quick) == len(costs):
         return None
     usual = _RowCost(fmean(p.fixed for p in quick), fmean(p.rate for p in quick))
-    rows = _level_rows([usual if p(block) <= most else p for p in costs], problem.rows)
+    costs = [usual if p(block) <= most else p for p in costs]
+    until = problem.rows + sum(p.fixed / p.rate for p in costs)
+    until /= sum(1.0 / p.rate for p in costs)
+    rows = [max(0.0, (until - p.fixed) / p.rate) for p in costs]
     shares = [max(1, round(TUNING.shares * n / max(rows))) for n in rows]
     return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
-
-
-def _blocks(problem: PlanningProblem, plan: Plan) -> int:
-    """How many blocks of rows may be given other sizes; 1: the plan says them, or idles ranks."""
-    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
-        return 1
-    return max(x.data for x in problem.layouts(plan))
-
-
-def _level_rows(costs: Sequence[_RowCost], rows: int) -> list[float]:
-    """n_i: the rows with which all data indices are done at T."""
-    until = rows + sum(p.fixed / p.rate for p in costs)
-    until /= sum(1.0 / p.rate for p in costs)
-    return [max(0.0, (until - p.fixed) / p.rate) for p in costs]
 
 
 def _row_costs(

@@ -16,7 +16,7 @@ zero1 on 0 3 4 7, sharded-data on 1 2 5 6 8 9    ->    zero1 on 0-3, sharded-dat
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -52,7 +52,10 @@ def worded(
     count = Counter(wanted.values())
     order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
     paths = {n: (n, *around(n), *(modules or {}).get(n, ())) for n in names}
-    forms = _forms_of(names)
+    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        for form, number in _forms(name):
+            forms[form][number].append(name)
     plans = [Plan(spec_of(x), _overrides(wanted, x, paths, forms)) for x in order[:defaults]]
     return min(plans, key=lambda plan: plan.words)
 
@@ -98,14 +101,6 @@ def _reached(at: Mapping[int, Sequence[str]], number: int, new: set[str], step: 
     while number + step in at and new.issuperset(at[number + step]):
         number += step
     return number
-
-
-def _forms_of(names: Iterable[str]) -> Forms:
-    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in names:
-        for form, number in _forms(name):
-            forms[form][number].append(name)
-    return forms
 
 
 def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, inf
 
-from synchromesh.cost.step_time import Unmeasured
+from synchromesh.cost.planned_step import Unmeasured
 from synchromesh.planner.candidate import Candidate, other_pieces, price, with_pieces
 from synchromesh.planner.chain.assemble import AS_IS, ChainSearch
 from synchromesh.planner.chain.links import crossings
@@ -133,8 +133,9 @@ class _Decision:
     def widen(self) -> None:
         find = partial(widened, self.partitions, self.candidates, self.profile)
         self.wider = self.facts.agreed(find, str, Plan.parse)
+        known = () if self.problem.unsplittable else degrees(self.problem.devices)
         for plan in self.wider:  # numbers of ranks that no layout of all devices has
-            if plan.ranks and not self._divides(len(plan.ranks)):
+            if plan.ranks and len(plan.ranks) not in known:
                 self.ask([plan], plan.ranks)
         self.candidates += self.priced(self.wider)
 
@@ -226,9 +227,6 @@ class _Decision:
                 yield price(self.partitions, plan, self.profile)
 
         return self.facts.agreed(lambda: [*find()], Candidate.to_record, Candidate.from_record)
-
-    def _divides(self, count: int) -> bool:
-        return not self.problem.unsplittable and self.problem.devices % count == 0
 
     def _add(self, made: Iterable[Candidate]) -> None:
         known = {c.plan for c in self.candidates}

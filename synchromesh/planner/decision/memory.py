@@ -4,14 +4,15 @@ Plans that save memory are slower than what they are made of, so they are asked 
 plan does not fit. Of a given plan a shortage is a warning (`Shortage`). Where none fits, the
 nearest one's is told with changes that would fit (`misfit`), each priced in bytes as plans are."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from bisect import bisect
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import ClassVar
 
 from synchromesh.cost.peak_memory import PeakMemory
-from synchromesh.planner.candidate import Candidate, has_room
+from synchromesh.planner.candidate import Candidate, has_room, most_lacking
 from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving, levels
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
@@ -146,7 +147,7 @@ class Shortage:
         """None where it fits, or nothing is known of its memory. given: the plan is the user's."""
         if not candidate.memory or not limits:
             return None
-        lacking, rank, memory = most_lacking(candidate, limits)
+        lacking, rank, memory = most_lacking(candidate.plan, candidate.memory, limits)
         if lacking <= 0:
             return None
         limit = limits[rank]
@@ -159,13 +160,6 @@ class Shortage:
 
     def __str__(self) -> str:
         return f"{self.clause}: the system may end the run. {self.remedy}"
-
-
-def most_lacking(c: Candidate, limits: Sequence[float]) -> tuple[float, int, PeakMemory]:
-    """By how many bytes a candidate exceeds its limit where it does most, on which rank."""
-    ranks = c.plan.devices(len(limits))
-    missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
-    return max(missing, key=lambda x: x[:2])
 
 
 def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
@@ -191,22 +185,22 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
     if not measured:
         return f"no plan could be priced: {choice.chosen.reason}"
 
-    order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
-    nearest, plans = order[0], [c.plan for c in order]
-    lacking, rank, memory = most_lacking(nearest, problem.limits)
+    lacking = [(most_lacking(c.plan, c.memory, problem.limits), c) for c in measured]
+    lacking.sort(key=lambda x: x[0][0])
+    (lack, rank, memory), nearest = lacking[0]
     limit, room = problem.limits[rank], problem.headroom
     larger = memory.peak * (1 + room.kept / room.usable if room and room.usable else 1)
     changes = [
         _fewer_rows(partitions, nearest.plan, choice.profile),
         _more_micro_batches(partitions, nearest.plan, choice.profile),
-        _more_devices(partitions, plans, choice.profile),
+        _more_devices(partitions, [c.plan for _, c in lacking], choice.profile),
         f"devices of {readable(larger)} each",
     ]
     unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
     return (
         f"no plan fits the devices' memory; the nearest of {len(measured)} is "
         f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
-        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lacking)}; "
+        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lack)}; "
         f"{room or f'it has {readable(limit)}'}). What would fit: "
         f"{', or '.join(filter(None, changes))}{unsharded}"
     )
@@ -215,18 +209,9 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
 def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
     """By bisection: what a step needs grows with its rows."""
     rows = partitions.problem.rows
-    fitting = _last(lambda n: has_room(partitions, plan, profile, n), plan.micro_batches, rows)
-    return f"a global batch of {fitting} rows instead of {rows}" if fitting else ""
-
-
-def _last(true: Callable[[int], bool], first: int, end: int) -> int:
-    """The last number of `first` .. `end` - 1 of which `true` holds, none behind it; 0: none."""
-    if first >= end or not true(first):
-        return 0
-    while end - first > 1:
-        middle = (first + end) // 2
-        first, end = (middle, end) if true(middle) else (first, middle)
-    return first
+    fewer = range(plan.micro_batches, rows)
+    fitting = bisect(fewer, 0, key=lambda n: not has_room(partitions, plan, profile, n))
+    return f"a global batch of {fewer[fitting - 1]} rows instead of {rows}" if fitting else ""
 
 
 def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
