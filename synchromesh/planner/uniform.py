@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from synchromesh.cost.step_time import collective_seconds, pattern
+from synchromesh.cost.planned_step import collective_seconds, pattern
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
@@ -12,8 +12,6 @@ from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, ShardStates
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.traffic import Collective
-
-DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,25 @@ class UniformPartitions:
         """Whether a component may have the degree; if not, it has its own in that partition."""
         return self.partitions[degree].components[index].layout.tensor == degree
 
+    def layout_of(self, degree: int, index: int) -> Layout:
+        """The layout of a component in the partition of the degree, on these devices."""
+        if self.offers(degree, index):
+            return self.layout(degree)
+        return self.partitions[degree].components[index].layout
+
+    def payload(self, c: Collective, layout: Layout) -> int:
+        return c.payload(-(-self.rows // (c.data or layout.data)))
+
+    def seconds(
+        self, collectives: Sequence[Collective], layout: Layout, profile: Profile
+    ) -> tuple[float, float]:
+        """Of those of forward, and of those of backward."""
+        seconds = {"forward": 0.0, "backward": 0.0}
+        for c in collectives:
+            payload = self.payload(c, layout)
+            seconds[c.direction] += collective_seconds(c.kind, pattern(c), payload, profile)
+        return seconds["forward"], seconds["backward"]
+
 
 def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
     """Partitioned under every tensor degree; under one where parameters cannot be sharded.
@@ -72,21 +89,6 @@ def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
 def degrees(devices: int) -> tuple[int, ...]:
     """The tensor degrees of layouts on `devices`: their divisors."""
     return tuple(m for m in range(1, devices + 1) if devices % m == 0)
-
-
-def payload(uniform: UniformPartitions, c: Collective, layout: Layout) -> int:
-    return c.payload(-(-uniform.rows // (c.data or layout.data)))
-
-
-def seconds_of(
-    uniform: UniformPartitions, collectives: Sequence[Collective], layout: Layout, direction: str,
-    profile: Profile,
-) -> float:  # fmt: skip
-    return sum(
-        collective_seconds(c.kind, pattern(c), payload(uniform, c, layout), profile)
-        for c in collectives
-        if c.direction == direction
-    )
 
 
 def holdings_of(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from synchromesh.cost.step_time import Unmeasured
+from synchromesh.cost.planned_step import Unmeasured
 from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.chain.links import crossing_values, prices_of
 from synchromesh.planner.chain.problem import ChainPlan, Option, PricedEdge, Problem
@@ -108,10 +108,7 @@ class _Offers:
         return firsts
 
     def layout(self, degree: int, index: int, saving: Saving) -> Layout:
-        layout = self.uniform.partitions[degree].components[index].layout
-        if self.uniform.offers(degree, index):
-            layout = self.uniform.layout(degree)
-        states, recompute = saving
+        layout, (states, recompute) = self.uniform.layout_of(degree, index), saving
         states = states if layout.data > 1 else "none"
         return replace(layout, shard_states=states, recompute=recompute)
 
@@ -178,7 +175,7 @@ class _Offers:
         """Bytes of values of other components that it keeps for backward and is first to read."""
         local = self.uniform.partitions[degree].components[index]
         kept = self.profile.compute[local.program].memory.kept_inputs
-        rows = -(-self.uniform.rows // self.layout(degree, index, AS_IS[0]).data)
+        rows = -(-self.uniform.rows // self.uniform.layout_of(degree, index).data)
         total = 0.0
         for number, item in enumerate(local.inputs):
             first = self.first[degree][item.value.name] == index

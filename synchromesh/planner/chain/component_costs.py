@@ -9,11 +9,10 @@ from synchromesh.cost.planned_step import (
     gradient_pattern,
     shard_seconds,
 )
-from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, seconds_of
-from synchromesh.trace.partition.local import Communication, LocalComponent
+from synchromesh.planner.uniform import UniformPartitions
+from synchromesh.trace.partition.local import Communication
 from synchromesh.values import buckets
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Overlap, Pattern, Profile
 from synchromesh.values.sharding import units
 
@@ -44,28 +43,34 @@ def component_costs(
     measured = profile.compute.get(local.program)
     if measured is None:
         return None
-    layout = uniform.layout(degree) if uniform.offers(degree, index) else local.layout
+    layout = uniform.layout_of(degree, index)
     rows = max(1, -(-uniform.rows // layout.data))
     own = [holding_of[name] for name in uniform.own[index]]
     trained = [h for h in own if h.tensor.trainable]
+    events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
+    inside = [c for event in events for c in event.collectives]
     try:
-        sent = _Traffic.of(uniform, local, layout, own, profile)
+        there, back = uniform.seconds(inside, layout, profile)  # blocking
+        _, repeats = uniform.seconds(local.repeats, layout, profile)  # where it is recomputed
+        gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
+        reduced = _reduced(trained, uniform, profile)
+        waited, scattered = _scattered(trained, profile)
     except Unmeasured:
         return None
     of_ranks = range(len(measured.forward)) if ranks is None else ranks
     forward = max(measured.forward[r](rows) for r in of_ranks)
     backward = max(measured.backward[r](rows) for r in of_ranks) + recompute * forward
-    forward += sent.gathers.computing(profile)
-    backward += sent.gathers_again.computing(profile)
-    gradient = sent.reduced + sent.scattered
-    taken = _taken("all_reduce", sent.reduced, profile)
-    taken += _taken("reduce_scatter", sent.scattered, profile)
+    forward += gathers.computing(profile)
+    backward += again.computing(profile)
+    gradient = reduced + scattered
+    taken = _taken("all_reduce", reduced, profile)
+    taken += _taken("reduce_scatter", scattered, profile)
     in_buckets = sum(h.local_bytes for h in trained) * (gradient > 0)
     kept_bytes = sum(h.kept_bytes for h in trained)
     return ComponentCosts(
-        forward=forward + sent.forward, gradient=gradient,
-        backward=backward + sent.backward + sent.repeats + sent.waited,
-        gathered=sent.gathers.seconds, gathered_again=sent.gathers_again.seconds,
+        forward=forward + there, gradient=gradient,
+        backward=backward + back + repeats + waited,
+        gathered=gathers.seconds, gathered_again=again.seconds,
         taken=taken + profile.copy_byte * in_buckets,
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
@@ -90,36 +95,6 @@ class _Gathers:
 
     def computing(self, profile: Profile) -> float:
         return _taken("all_gather", self.seconds, profile) + profile.copy_byte * self.bytes
-
-
-@dataclass(frozen=True)
-class _Traffic:
-    """Seconds of what a component sends."""
-
-    forward: float  # blocking collectives
-    backward: float
-    repeats: float  # those of forward that recomputation runs again
-    gathers: _Gathers
-    gathers_again: _Gathers  # ahead of backward
-    reduced: float  # all-reduces of gradients
-    waited: float  # reduce-scatters of gradients that backward waits for
-    scattered: float  # the other ones
-
-    @classmethod
-    def of(
-        cls, uniform: UniformPartitions, local: LocalComponent, layout: Layout,
-        own: Sequence[Holding], profile: Profile,
-    ) -> "_Traffic":  # fmt: skip
-        """Of a component that is first to use `own`. Unmeasured where a collective is unknown."""
-        events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
-        inside = [c for event in events for c in event.collectives]
-        trained = [h for h in own if h.tensor.trainable]
-        forward, backward = (seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS)
-        waited, scattered = _scattered(trained, profile)
-        repeats = seconds_of(uniform, local.repeats, layout, "backward", profile)
-        gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
-        reduced = _reduced(trained, uniform, profile)
-        return cls(forward, backward, repeats, gathers, again, reduced, waited, scattered)
 
 
 def _gathered_bytes(h: Holding) -> int:

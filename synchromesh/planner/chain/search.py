@@ -169,7 +169,9 @@ def alternatives(
         return ()
     space, layers = prepared
     nodes = _others(problem, space, best)
-    least = [_least(space, layers, i, node) for i, node in enumerate(nodes)]
+    # bounds of the plans that continue the pass with the options of each node
+    bounds = (candidates(space, i, n, layers[i + 1], math.inf)[1] for i, n in enumerate(nodes, 1))
+    least = [float(x.min(initial=math.inf)) for x in bounds]
     likely = [int(i) for i in np.argsort(least, kind="stable") if least[i] < math.inf]
     plans = [_other(problem, space, layers, i, nodes[i]) for i in likely[: 2 * most]]
     different = {plan.choice: plan for plan in plans if plan is not None}
@@ -187,19 +189,13 @@ def _walked(problem: Problem, limit: float) -> tuple[Space, dict[int, Labels]] |
 
 def _others(problem: Problem, space: Space, best: ChainPlan) -> list[Node]:
     """Of each component, the node without the border that is chosen."""
-    nodes = []
-    for node, options, k in zip(
-        space.table.nodes[1:], problem.components, best.choice, strict=True
-    ):
-        chosen = options[k].border
-        nodes.append(node.only(np.array([node.border[at] != chosen for at in node.at])))
-    return nodes
-
-
-def _least(space: Space, layers: dict[int, Labels], i: int, node: Node) -> float:
-    """A bound of the plans that continue the pass with these options of component i."""
-    _, least = candidates(space, i + 1, node, layers[i + 2], math.inf)
-    return float(least.min(initial=math.inf))
+    chosen = [
+        options[k].border for options, k in zip(problem.components, best.choice, strict=True)
+    ]
+    return [
+        node.only(np.array([node.border[at] != border for at in node.at]))
+        for node, border in zip(space.table.nodes[1:], chosen, strict=True)
+    ]
 
 
 def _other(

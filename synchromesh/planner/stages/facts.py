@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from synchromesh.cost.step_time import Unmeasured, collective_seconds
+from synchromesh.cost.planned_step import Unmeasured, collective_seconds
 from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.chain.links import (
     CrossingValue,
@@ -133,7 +133,7 @@ class GroupFacts:
 
     def inside(self, stage: PlannedStage, micro_batches: int) -> Inside | None:
         """What may be mixed in a stage; None: it has one way."""
-        size, end = stage.devices, stage.end
+        size, first, end = stage.devices, stage.first, stage.end
         known = {
             degree: alone
             for degree in self.uniform.degrees
@@ -144,22 +144,16 @@ class GroupFacts:
             return None
         group = self._group(size, micro_batches)
         group = replace(group, partitions={d: group.partitions[d] for d in known})
-        made = [v for v in self._values if stage.first <= v.source < end]
+        made = [v for v in self._values if first <= v.source < end]
         behind = [v for v in made if v.readers[0] >= end]
         facts = [self._moved(alone, group, d, behind) for d, alone in known.items()]
         ways = tuple(self.uniform.degrees.index(degree) for degree in known)
-        return Inside(ways, tuple(facts), self._links(stage, group, made))
-
-    def _links(
-        self, stage: PlannedStage, group: UniformPartitions, made: Sequence[CrossingValue]
-    ) -> tuple[PricedEdge, ...]:
-        """Those inside a stage of the values that are made there."""
-        first, end = stage.first, stage.end
         within = [v for v in made if v.readers[0] < end]
-        return tuple(
+        links = tuple(
             PricedEdge(v.source - first, tuple(r - first for r in v.readers if r < end), prices)
             for v, prices in zip(within, prices_of(group, within, self.profile), strict=True)
         )
+        return Inside(ways, tuple(facts), links)
 
     def _group(self, size: int, micro_batches: int) -> UniformPartitions:
         return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))

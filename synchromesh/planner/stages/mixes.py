@@ -46,12 +46,7 @@ from synchromesh.planner.chain.problem import (
     gap,
 )
 from synchromesh.planner.chain.search import search
-from synchromesh.planner.stages.problem import (
-    PlannedStage,
-    StageFacts,
-    StagePlan,
-    StageProblem,
-)
+from synchromesh.planner.stages.problem import PlannedStage, StageFacts, StagePlan, StageProblem
 from synchromesh.values.schedule import most_in_flight
 
 
@@ -70,12 +65,14 @@ Find = Callable[[PlannedStage, int], Inside | None]  # of so many micro-batches;
 
 def mixed(problem: StageProblem, plan: StagePlan, find: Find) -> StagePlan | None:
     """The plan with ways of least step time; None: its own are. Its gap is over these cuts."""
-    m = plan.micro_batches
+    m, costs = plan.micro_batches, problem.costs(plan.micro_batches)
     every, start = [], 0
     for s, stage in enumerate(plan.stages):
         held = most_in_flight(len(plan.stages), (s,), m)
         place = StagePlace(*problem.kind(start, stage.devices), m, held)
-        every.append(_mixes(place, _own(problem, place, stage), find(stage, m)))
+        at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
+        own = place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
+        every.append(_mixes(place, own, find(stage, m)))
         start += stage.devices
     best = _least(every)
     seconds = _seconds(best)
@@ -118,12 +115,6 @@ class Mixes:
     offered: tuple[Mix, ...]
     passage: float
     both: float  # passage + slowest
-
-
-def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
-    costs = problem.costs(place.micro_batches)
-    at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
-    return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
 
 
 def _mixes(place: StagePlace, own: Mix, inside: Inside | None, halvings: int = 2) -> Mixes:
