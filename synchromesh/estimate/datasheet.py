@@ -34,6 +34,7 @@ from synchromesh.planner.problem import (
 from synchromesh.programs.borders import StandIns
 from synchromesh.programs.compute import Bench, Bytes
 from synchromesh.programs.model import Model
+from synchromesh.programs.optimizer import OptimizerCost, states_of
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device
@@ -125,7 +126,8 @@ def datasheet(
     for partition in partitions:
         for local in partition.components:
             rows = program_rows(problem.rows, local.layout, micro_batches)
-            if not _counted_for(profile.compute.get(local.program), rows):
+            before = profile.compute.get(local.program)
+            if not before or rows[0] < before.fewest or rows[-1] > before.reach:
                 wanted.setdefault(local.program, (partition, local, rows))
     compute = {}
     if wanted:
@@ -144,10 +146,6 @@ def datasheet(
         network={**profile.network, **network},
         seconds=profile.seconds + time.perf_counter() - began,
     )
-
-
-def _counted_for(known: Compute | None, rows: Sequence[int]) -> bool:
-    return known is not None and known.fewest <= rows[0] and rows[-1] <= known.reach
 
 
 @contextmanager
@@ -217,23 +215,13 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
     return Profile(
         devices=len(cluster.ranks), update_byte=slowest.byte,
         update_tensor=max(u.tensor for u in updates),
-        copy_byte=max(_moved(2.0, device) for device in devices),
+        copy_byte=max(u.copy_byte for u in updates),
         state_factor=slowest.state_factor, calls=CALLS, host=max(u.once for u in updates),
         source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EstimatedUpdate:
-    """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
-
-    byte: float
-    tensor: float
-    once: float
-    state_factor: float
-
-
-def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
+def update(optimizer: Optimizer, device: Device) -> OptimizerCost:
     """From the operators that a twin of the optimizer runs on a few tensors of its own. Bytes are
     those that its operators move: parameters, gradients and states as often as they are read and
     written. Two numbers of tensors tell what an operator a tensor costs from what an operator for
@@ -243,12 +231,10 @@ def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
     more, _, _ = _counted(optimizer, device, many)
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
-    launches = each * LAUNCH_SECONDS, once * LAUNCH_SECONDS
-    return EstimatedUpdate(_moved(moved, device), *launches, factor)
-
-
-def _moved(bytes_: float, device: Device) -> float:
-    return bytes_ / device.bytes_per_second if device.bytes_per_second else 0.0
+    byte = 1 / device.bytes_per_second if device.bytes_per_second else 0.0  # seconds to move one
+    return OptimizerCost(
+        once * LAUNCH_SECONDS, moved * byte, each * LAUNCH_SECONDS, 2 * byte, factor
+    )
 
 
 def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, float, float]:
@@ -264,10 +250,7 @@ def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, f
             p.grad = torch.full_like(p, 1e-3)
         with Operations() as counted:
             twin.step()
-    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, Tensor)]
-    size = sum(p.numel() * p.element_size() for p in made)
-    return (
-        len(counted.operators),
-        sum(o.bytes for o in counted.operators) / size,
-        sum(x.numel() * x.element_size() for x in state if x.numel() > 1) / size,
-    )
+    size = sum(p.nbytes for p in made)
+    moved = sum(o.bytes for o in counted.operators) / size
+    states = sum(x.nbytes for x in states_of(twin) if x.numel() > 1) / size
+    return len(counted.operators), moved, states

@@ -150,7 +150,10 @@ class LivePlanning:
         return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        return None if self._facts is None else self._facts.solved(step, plan)
+        facts = self._facts
+        if facts is None or facts.problem.step is not step:
+            return None
+        return facts.partitions.known(plan)
 
     def choose(self, step: Step) -> Plan:
         self.choice = self.session(step).best()

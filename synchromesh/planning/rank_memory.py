@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.cost.peak_memory import PeakMemory, held_bytes
@@ -18,7 +17,7 @@ from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say
 from synchromesh.programs.memory import process_bytes, storage_bytes
 from synchromesh.programs.model import Model
-from synchromesh.programs.optimizer import state_factor
+from synchromesh.programs.optimizer import state_factor, states_of
 from synchromesh.values.holding import Holding
 from synchromesh.values.plan import Plan
 
@@ -58,9 +57,8 @@ class RankMemory:
     def limit(self) -> None:
         """Notes what memory there is, while this process has no tensors but the model's and its
         optimizer's: others count as what planning may not use. All ranks call alike."""
-        state = (x for s in self.optimizer.state.values() for x in s.values())
-        tensors = (x for x in state if isinstance(x, Tensor))
-        present = [*self.model.parameters.values(), *self.model.buffers.values(), *tensors]
+        states = states_of(self.optimizer)
+        present = [*self.model.parameters.values(), *self.model.buffers.values(), *states]
         mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
         self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
         reserve = Headroom.RESERVE if self.world.device.type == "cpu" else 0

@@ -7,12 +7,13 @@ they take about what they did, curves are scaled by what they take now. Where th
 profile of another day is of no use, and compute or network is measured anew."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 from typing import Any
 
+from synchromesh.planner.problem import Say
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_folder import (
     ProfileFolder,
@@ -27,7 +28,6 @@ from synchromesh.values.profile import Curve, Profile
 
 # times as slow or as quick as before, from where curves are not scaled (chosen, not measured)
 MOST_OFF = 1.5
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
