@@ -141,7 +141,7 @@ class _MemoryWalk:
         self.planned, self.position, self.pieces = planned, position, pieces
         self.group = next(g for g, its in enumerate(planned.positions) if position in its)
         self.parts = {i: planned.partition.components[i] for i in planned.components(self.group)}
-        self.memory = {i: measured(planned, p, profile).memory for i, p in self.parts.items()}
+        self.memory = {i: measured(p, profile).memory for i, p in self.parts.items()}
         self.count = planned.plan.micro_batches * pieces
         self.lifetimes = Lifetimes(self.parts, self.memory, self._handed())
         self.alive = AliveBytes(KIND_OF)
@@ -277,8 +277,15 @@ class _MemoryWalk:
             if isinstance(item, ComputeShare) and key not in self.begun:
                 self.begun.add(key)
                 self._component(action, item.component, needed)
-        if action.kind == "B" and not action.turn:
-            self._end_backward(action, needed)
+        if action.kind == "F" or action.turn:
+            return
+        m, stage = action.micro_batch, action.stage
+        if m % self.pieces == 0:
+            self.scattered.end_backward(stage)
+        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
+            self.alive.free((ARRIVED, message, e))
+        for form in self.lifetimes.after_stage(stage):
+            self.alive.free((VALUE, m, form))
 
     def _component(self, action: Action, i: int, needed: Brought) -> None:
         place = action.of_all(self.pieces), i
@@ -294,15 +301,6 @@ class _MemoryWalk:
             self._backward(action.micro_batch, i, needed, complete)
         if use is not None:
             self._carry_out(self.uses.leave(use, self.pieces))
-
-    def _end_backward(self, action: Action, needed: Brought) -> None:
-        m, stage = action.micro_batch, action.stage
-        if m % self.pieces == 0:
-            self.scattered.end_backward(stage)
-        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
-            self.alive.free((ARRIVED, message, e))
-        for form in self.lifetimes.after_stage(stage):
-            self.alive.free((VALUE, m, form))
 
     def _carry_out(self, events: Iterable[UnitEvent]) -> None:
         """A gather's copy of this rank's parts and room for all ranks', then the parameters beside

@@ -183,7 +183,7 @@ class PlannedStep:
         return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
 
 
-def measured(planned: PlannedStep, local: LocalComponent, profile: Profile) -> Compute:
+def measured(local: LocalComponent, profile: Profile) -> Compute:
     """What was measured of a component. Unmeasured: where nothing was."""
     key = local.program
     if key not in profile.compute:

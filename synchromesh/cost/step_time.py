@@ -262,7 +262,7 @@ def _compute(
     planned: PlannedStep, local: LocalComponent, profile: Profile, pieces: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
-    curves = measured(planned, local, profile)
+    curves = measured(local, profile)
     blocks = planned.blocks(local.layout)
     last = len(curves.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
@@ -281,7 +281,7 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
     programs, of which those in fewer blocks are taken to keep their rows, and the optimizer's
     step."""
     parts = planned.partition.components
-    programs = [(local.layout.data, measured(planned, local, profile)) for local in parts]
+    programs = [(local.layout.data, measured(local, profile)) for local in parts]
     most = max(data for data, _ in programs)
     slowdowns = profile.relative_slowdowns
     everyone = range(len(slowdowns))

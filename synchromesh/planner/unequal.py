@@ -53,20 +53,14 @@ def _promising(
     devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
     known = [c for c in candidates if c.time is not None]
     slowdowns = slowdowns_of(profile, partitions.problem.devices)
-    if max(slowdowns) > 1.0:
-        even = _levelled(profile, slowdowns)
+    if max(slowdowns) > 1.0:  # slow devices take what the first of the others does
+        at = [slowdowns.index(1.0) if slow > 1.0 else r for r, slow in enumerate(slowdowns)]
+        slowest = profile.relative_slowdown(set(at))
+        even = profile.remade(lambda curves: (curves[r] for r in at), slowest)
         known = [replace(price(partitions, c.plan, even), fits=c.fits) for c in known]
     order = sorted(known, key=lambda c: c.seconds)
     least = next((c.seconds for c in order if c.fits), inf)
     return [c.plan for c in order if c.seconds <= TUNING.slowest * least]
-
-
-def _levelled(profile: Profile, slowdowns: Sequence[float]) -> Profile:
-    """The profile where slow devices take what the first of the others does."""
-    quick = slowdowns.index(1.0)
-    at = [quick if slow > 1.0 else r for r, slow in enumerate(slowdowns)]
-    slowest = profile.relative_slowdown(set(at))
-    return profile.remade(lambda curves: (curves[r] for r in at), slowest)
 
 
 def slowdowns_of(profile: Profile, devices: int) -> tuple[float, ...]:

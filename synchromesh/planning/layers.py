@@ -35,7 +35,6 @@ from synchromesh.planner.chain.problem import Floats
 from synchromesh.planner.stages.plans import plan_of
 from synchromesh.planner.stages.problem import (
     PlannedStage,
-    StageCosts,
     StageFacts,
     StagePlan,
     StageProblem,
@@ -144,17 +143,13 @@ class _Planning:
     def problem(self) -> StageProblem:
         devices = [device for _, device in self.cluster.ranks]
         sizes, count = group_sizes(len(devices)), len(self.profile.layers)
-
-        @cache
-        def costs(micro_batches: int) -> StageCosts:
-            return stage_costs(lambda size, _: self.facts(size, micro_batches), sizes, (1,), count)
-
+        costs = cache(lambda m: stage_costs(self.facts, m, sizes, (1,), count))
         numbers = micro_batch_numbers(self.rows)
         rates = [device.flops.get("float32", 0.0) for device in devices]
         slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
         return StageProblem(count, sizes, self.limits, slowdowns, numbers, costs)
 
-    def facts(self, size: int, micro_batches: int) -> StageFacts | None:
+    def facts(self, size: int, _: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""
         layers = self.profile.layers
         if micro_batches * size > self.rows:

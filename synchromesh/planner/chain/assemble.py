@@ -22,6 +22,7 @@ is too small by these gathers; and neighbours agree on states for the plan, whic
 than those of their uniform partitions, so that its sum is too large."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -146,10 +147,11 @@ class _Offers:
             self._kinds[degree, states] = kinds(self.uniform, degree, held)
         key = (degree, self._kinds[degree, states][index], saving)
         if key not in self._known:
-            self._known[key] = component_costs(
-                self.uniform, degree, index, held, self.profile, recompute=recompute
-            )
-        return self._known[key]
+            with suppress(Unmeasured):
+                self._known[key] = component_costs(
+                    self.uniform, degree, index, held, self.profile, recompute=recompute
+                )
+        return self._known.setdefault(key, None)
 
     def _waits(
         self, degree: int, index: int, saving: Saving, own: ComponentCosts

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.cost.planned_step import (
-    Unmeasured,
     collective_seconds,
     gradient_pattern,
+    measured,
     shard_seconds,
 )
 from synchromesh.planner.uniform import UniformPartitions
@@ -36,30 +36,25 @@ class ComponentCosts:
 def component_costs(
     uniform: UniformPartitions, degree: int, index: int, holding_of: Mapping[str, Holding],
     profile: Profile, ranks: Sequence[int] | None = None, recompute: bool = False,
-) -> ComponentCosts | None:  # fmt: skip
-    """On the slowest of `ranks` (None: all); None where nothing is known of the component."""
+) -> ComponentCosts:  # fmt: skip
+    """On the slowest of `ranks` (None: all). Unmeasured where something of it is not known."""
     local = uniform.partitions[degree].components[index]
     local = replace(local, layout=replace(local.layout, recompute=recompute))
-    measured = profile.compute.get(local.program)
-    if measured is None:
-        return None
+    program = measured(local, profile)
     layout = uniform.layout_of(degree, index)
     rows = max(1, -(-uniform.rows // layout.data))
     own = [holding_of[name] for name in uniform.own[index]]
     trained = [h for h in own if h.tensor.trainable]
     events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
     inside = [c for event in events for c in event.collectives]
-    try:
-        there, back = uniform.seconds(inside, layout, profile)  # blocking
-        _, repeats = uniform.seconds(local.repeats, layout, profile)  # where it is recomputed
-        gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
-        reduced = _reduced(trained, uniform, profile)
-        waited, scattered = _scattered(trained, profile)
-    except Unmeasured:
-        return None
-    of_ranks = range(len(measured.forward)) if ranks is None else ranks
-    forward = max(measured.forward[r](rows) for r in of_ranks)
-    backward = max(measured.backward[r](rows) for r in of_ranks) + recompute * forward
+    there, back = uniform.seconds(inside, layout, profile)  # blocking
+    _, repeats = uniform.seconds(local.repeats, layout, profile)  # where it is recomputed
+    gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
+    reduced = _reduced(trained, uniform, profile)
+    waited, scattered = _scattered(trained, profile)
+    of_ranks = range(len(program.forward)) if ranks is None else ranks
+    forward = max(program.forward[r](rows) for r in of_ranks)
+    backward = max(program.backward[r](rows) for r in of_ranks) + recompute * forward
     forward += gathers.computing(profile)
     backward += again.computing(profile)
     gradient = reduced + scattered
@@ -74,8 +69,8 @@ def component_costs(
         taken=taken + profile.copy_byte * in_buckets,
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
-        kept=0.0 if recompute else measured.memory.kept(rows),
-        working=measured.memory.backward(rows) + sum(map(_gathered_bytes, own)),
+        kept=0.0 if recompute else program.memory.kept(rows),
+        working=program.memory.backward(rows) + sum(map(_gathered_bytes, own)),
     )  # fmt: skip
 
 

@@ -127,20 +127,18 @@ def _pruned(
 ) -> Labels:
     """Without dominated labels, and of the rest the `width` ones of least bound. shortlist:
     candidates that are compared with each other, for each label that may stay."""
-    if len(labels) > shortlist * width:
-        labels, least = _narrowed(labels, least, shortlist * width)
+    labels, least = _narrowed(labels, least, shortlist * width)
     kept = undominated(labels.state, labels.a, labels.z, labels.memory, limited)
-    labels, least = labels.only(kept), least[kept]
-    if len(labels) > width:
-        labels, least = _narrowed(labels, least, width)
-    return labels
+    return _narrowed(labels.only(kept), least[kept], width)[0]
 
 
 def _narrowed(labels: Labels, least: Floats, width: int, parts: int = 8) -> tuple[Labels, Floats]:
-    """Three in four are those of least bound, the others spread over what bounds do not tell. A
-    bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
-    (say, all behind on the network), and no good plan can be made of one kind alone. parts: of the
-    range of lags, and of memory, from which the others are taken."""
+    """At most `width`, of which three in four are those of least bound, the others spread over
+    what bounds do not tell. A bound weighs clocks and memory; where it is nearly flat, the least
+    ones are all of one kind (say, all behind on the network), and no good plan can be made of one
+    kind alone. parts: of the range of lags, and of memory, from which the others are taken."""
+    if len(labels) <= width:
+        return labels, least
     order = np.argsort(least, kind="stable")
     most = width - width // 4
     first, others = order[:most], order[most:]

@@ -18,7 +18,7 @@ of component 0 (forward) and behind it (backward).
 """  # noqa: E501
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,15 +55,14 @@ class Prices:
     backward: Floats
     form: tuple[int, ...]
 
-    def faults(self) -> list[str]:
-        faults = []
+    def faults(self) -> Iterator[str]:
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
-            return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
+            yield f"forward {self.forward.shape} and backward {self.backward.shape} differ"
+            return
         if not all((table >= 0).all() for table in (self.forward, self.backward)):
-            faults.append("prices must be at least 0")
+            yield "prices must be at least 0"
         if not all(0 <= form < self.forward.shape[1] for form in self.form):
-            faults.append(f"forms {self.form} are not all below {self.forward.shape[1]}")
-        return faults
+            yield f"forms {self.form} are not all below {self.forward.shape[1]}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Problem:
             raise ValueError("links: " + "; ".join(faults))
 
     def _faults(self, link: PricedEdge, borders: Sequence[set[int]]) -> list[str]:
-        faults = link.prices.faults()
+        faults = [*link.prices.faults()]
         if not link.targets or not all(
             link.source < j < len(self.components) for j in link.targets
         ):

@@ -142,7 +142,7 @@ class _Decision:
     def ascertain(self, quick: bool) -> None:
         """Facts of quick plans with more rows a rank than were timed. quick: need not be exact."""
         problem, sure = self.problem, set[Plan]()
-        while near := _uncertain(self.candidates, problem.devices, self.facts.extrapolation, sure):
+        while near := self._uncertain(sure):
             sure.add(near)
             rows = ceil(problem.rows * _unevenness(near))
             self.ask([near], problem.ranks(near), rows=rows, quick=quick)
@@ -228,6 +228,16 @@ class _Decision:
 
         return self.facts.agreed(lambda: [*find()], Candidate.to_record, Candidate.from_record)
 
+    def _uncertain(self, sure: Collection[Plan]) -> Plan | None:
+        """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
+        devices, most = self.problem.devices, self.facts.extrapolation
+        fitting = [c for c in self.candidates if c.fits]
+        known = [c for c in fitting if c.plan in sure or _largest(c.plan, devices) <= most]
+        least = min((c.seconds for c in known), default=inf)
+        others = (c for c in fitting if c not in known)
+        best = min(others, key=lambda c: c.seconds, default=None)
+        return None if best is None or best.seconds > TUNING.near * least else best.plan
+
     def _add(self, made: Iterable[Candidate]) -> None:
         known = {c.plan for c in self.candidates}
         self.candidates += {c.plan: c for c in made if c.plan not in known}.values()
@@ -273,20 +283,6 @@ class _Decision:
         except ValueError:  # a level was not measured, or prices forbid every plan
             return []
         return self.search.plans(self.problem)
-
-
-def _uncertain(
-    candidates: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
-) -> Plan | None:
-    """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
-
-    def known(c: Candidate) -> bool:
-        return c.plan in sure or _largest(c.plan, devices) <= extrapolation
-
-    fitting = [c for c in candidates if c.fits]
-    best = min((c for c in fitting if not known(c)), key=lambda c: c.seconds, default=None)
-    least = min((c.seconds for c in fitting if known(c)), default=inf)
-    return None if best is None or best.seconds > TUNING.near * least else best.plan
 
 
 def _unevenness(plan: Plan) -> float:

@@ -94,7 +94,7 @@ def measured_work(partitions: PartitionCache, plan: Plan, profile: Profile) -> l
     rows = partitions.problem.rows / plan.micro_batches
     work = []
     for local in placed.partition.components:
-        curves = measured(placed, local, profile)
+        curves = measured(local, profile)
         here = rows / local.layout.data
         work.append(max(sum(curves.on(r, here)) for r in range(len(curves.forward))))
     return work

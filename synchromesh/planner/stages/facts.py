@@ -29,7 +29,6 @@ from synchromesh.planner.problem import GRADIENT_BYTES, Demand, PlanningProblem
 from synchromesh.planner.stages.mixes import Inside
 from synchromesh.planner.stages.problem import (
     PlannedStage,
-    StageCosts,
     StageFacts,
     StageProblem,
     group_sizes,
@@ -99,13 +98,7 @@ def stage_problem(
     uniform = facts.uniform
     limits = planned.limits or (float("inf"),) * uniform.devices
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
-
-    @cache
-    def costs(micro_batches: int) -> StageCosts:
-        return stage_costs(
-            lambda size, degree: facts(size, degree, micro_batches), sizes, uniform.degrees, count
-        )
-
+    costs = cache(lambda m: stage_costs(facts, m, sizes, uniform.degrees, count))
     numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= most)
     limits, slowdowns = (tuple(of_rank[r] for r in order) for of_rank in (limits, slowdowns))
     return StageProblem(count, sizes, limits, slowdowns, numbers, costs)
@@ -170,7 +163,7 @@ class GroupFacts:
                 self._known[key] = None
         return self._known[key]
 
-    def _facts(self, group: UniformPartitions, degree: int) -> StageFacts | None:
+    def _facts(self, group: UniformPartitions, degree: int) -> StageFacts:
         profile = self.profile
         if degree not in self._holdings:
             holding_of = holdings_of(self.uniform, degree)
@@ -178,14 +171,11 @@ class GroupFacts:
         holding_of, numbers = self._holdings[degree]
 
         @cache
-        def of_kind(kind: int) -> ComponentCosts | None:
+        def of_kind(kind: int) -> ComponentCosts:
             i = numbers.index(kind)
             return component_costs(group, degree, i, holding_of, profile, self._ranks)
 
-        known = [*filter(None, map(of_kind, numbers))]
-        if len(known) < len(numbers):
-            return None
-        calls = profile.calls
+        known, calls = [*map(of_kind, numbers)], profile.calls
         return StageFacts(
             np.array([max(0.0, p.forward + calls.forward) for p in known]),
             np.array([max(0.0, p.backward + calls.backward) for p in known]),

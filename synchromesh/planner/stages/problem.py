@@ -156,19 +156,20 @@ class StageFacts:
     overlap: Overlap = UNDISTURBED
 
 
-Find = Callable[[int, int], StageFacts | None]  # of g devices under a degree; None: not offered
+# of g devices under a degree, in m micro-batches; None: not offered
+Find = Callable[[int, int, int], StageFacts | None]
 
 
 def stage_costs(
-    find: Find, sizes: Sequence[int], degrees: Sequence[int], count: int
+    find: Find, m: int, sizes: Sequence[int], degrees: Sequence[int], count: int
 ) -> StageCosts:
-    """What all stages of `count` components take: a way for each degree."""
+    """What all stages of `count` components take of m micro-batches: a way for each degree."""
     shape = (len(degrees), count, count + 1, len(sizes))
     seconds, fill, end, resident, kept = (np.zeros(shape) for _ in range(5))
     seconds[:] = INF
     for s, size in enumerate(sizes):
         for w, degree in enumerate(degrees):
-            facts = None if size % degree else find(size, degree)
+            facts = None if size % degree else find(size, degree, m)
             if facts is None:
                 continue
             at = (w, slice(None), slice(None), s)

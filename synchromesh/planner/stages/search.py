@@ -161,7 +161,8 @@ class StageWalk:
         if not np.isfinite(sums[0, self.units]):
             return None
         plan = self._back(allowed, [sums])
-        if self._fits(plan):
+        held = (most_in_flight(len(plan), (s,), self.micro_batches) for s in range(len(plan)))
+        if all(self.most[at] >= h for at, h in zip(self._places(plan), held, strict=True)):
             return plan
         layers = self._layers(allowed, until)
         return None if layers is None else self._back(allowed, layers)
@@ -244,12 +245,6 @@ class StageWalk:
             i, left = j, left - int(self.sizes[s])
             layers = layers[:-1] if depth else layers
         return tuple(stages)
-
-    def _fits(self, plan: Sequence[PlannedStage]) -> bool:
-        return all(
-            self.most[at] >= most_in_flight(len(plan), (s,), self.micro_batches)
-            for s, at in enumerate(self._places(plan))
-        )
 
     def seconds(self, plan: Sequence[PlannedStage]) -> tuple[float, float]:
         """The sum of passages, and what the slowest stage takes."""

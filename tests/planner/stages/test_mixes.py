@@ -89,7 +89,9 @@ class Model:
         @cache
         def costs(m: int) -> StageCosts:
             links = range(len(LINKS))
-            return stage_costs(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
+            return stage_costs(
+                lambda g, d, m: self.moved(g, d, m, links), m, SIZES, DEGREES, COUNT
+            )
 
         return StageProblem(COUNT, SIZES, (limit,) * len(slowdowns), slowdowns, (1, 2, 4), costs)
 
