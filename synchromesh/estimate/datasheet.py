@@ -131,7 +131,11 @@ def datasheet(
                 wanted.setdefault(local.program, (partition, local, rows))
     compute = {}
     if wanted:
-        with _fake(problem.step) as (step, tensors, borders):
+        step, values = problem.step, [edge.value for edge in problem.step.chain.edges]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
+            borders = {v.name: torch.empty(v.shape, dtype=getattr(torch, v.dtype)) for v in values}
+            step, tensors = replace(step, constants=constants), StandIns(step.chain, {}, CPU)
             for key, (partition, local, sizes) in wanted.items():
                 counted = {
                     n: count(CountingBench(step, partition, local, tensors, borders, n, CPU))
@@ -146,16 +150,6 @@ def datasheet(
         network={**profile.network, **network},
         seconds=profile.seconds + time.perf_counter() - began,
     )
-
-
-@contextmanager
-def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str, Tensor]]]:
-    """The step, its tensors and its border values as fake tensors; only fake tensors inside."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
-        values = [edge.value for edge in step.chain.edges]
-        borders = {v.name: torch.empty(v.shape, dtype=getattr(torch, v.dtype)) for v in values}
-        yield replace(step, constants=constants), StandIns(step.chain, {}, CPU), borders
 
 
 class CountingBench(Bench):

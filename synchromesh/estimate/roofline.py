@@ -109,15 +109,12 @@ def touched(x: Tensor) -> int:
 
 def seconds(operations: Iterable[Operation], device: Device) -> float:
     """What operators take one after another. ValueError for a type without a known rate."""
-    return sum(_seconds(operation, device) for operation in operations)
-
-
-def _seconds(operation: Operation, device: Device) -> float:
-    moved = operation.bytes / device.bytes_per_second if device.bytes_per_second else 0.0
-    computed = 0.0
-    if operation.flops:
-        computed = operation.flops / rate(device, operation.dtype, operation.convolution)
-    return max(computed, moved) + LAUNCH_SECONDS
+    total = 0.0
+    for o in operations:
+        moved = o.bytes / device.bytes_per_second if device.bytes_per_second else 0.0
+        computed = o.flops / rate(device, o.dtype, o.convolution) if o.flops else 0.0
+        total += max(computed, moved) + LAUNCH_SECONDS
+    return total
 
 
 def rate(device: Device, dtype: str, convolution: bool = False) -> float:

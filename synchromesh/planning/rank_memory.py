@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -81,17 +82,13 @@ class RankMemory:
         least = [sum(held_bytes(h, 0.0, ()).values()) for h in held]
         limits = [self.limits[r] for r in ranks]
         tight = any(TUNING.plenty * n > limit for n, limit in zip(least, limits, strict=True))
-        factor = self._state_factor() if tight else 0.0
+        factor = 0.0  # bytes of optimizer state for a byte of a parameter
+        if tight:
+            with suppress(Exception):  # of the user's optimizer, whose own step will say it
+                dtypes = [p.dtype for g in self.optimizer.param_groups for p in g["params"]]
+                factor = state_factor(self.optimizer, self.world.device, dtypes[0])
         bytes_ = [round(sum(held_bytes(h, factor, h).values())) for h in held]
         return Candidate(plan, None, tuple(PeakMemory(n, n) for n in bytes_), True, "")
-
-    def _state_factor(self) -> float:
-        """Bytes of optimizer state for a byte of a parameter."""
-        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
-        try:
-            return state_factor(self.optimizer, self.world.device, dtypes[0])
-        except Exception:  # of the user's optimizer, whose own step will say it
-            return 0.0
 
     def forewarn(self, candidate: Candidate, rows: int, given: bool) -> None:
         """Says once of a plan that it will not fit, and leaves that for the launcher; where it

@@ -96,7 +96,7 @@ class LiveFacts:
     def present(self) -> list[Tensor]:
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in trained if p.grad is not None]
-        of_optimizer = (*trained, *gradients, *states_of(self.optimizer))
+        of_optimizer = *trained, *gradients, *states_of(self.optimizer)
         tensors = [*self.tensors.values(), *of_optimizer]
         return [x for x in tensors if not x.is_meta and x.layout == torch.strided]
 
@@ -222,7 +222,13 @@ class LiveFacts:
 
     def _besides(self, ranks: Sequence[int]) -> Profile:
         world, device = self.world, measure_device_model(self.world)
-        costs, fault = self._optimizer_costs()
+        costs: tuple[float, ...] = (0.0,) * 7
+        fault = ""
+        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
+        try:  # seconds a step, a byte, a tensor, a copied byte; bytes of state and work
+            costs = astuple(update(self.optimizer, world.device, dtypes[0]))
+        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+            fault = first_line(error)
         slowdown = device.slowdown_of(world.rank)
         calls = call_seconds(world, self.model, self.optimizer, self.example)
         calls = replace(calls, step=calls.step + costs[0]).scaled(slowdown)
@@ -236,14 +242,6 @@ class LiveFacts:
             calls=Calls(*times), host=agreement_seconds(world),
             missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
         )  # fmt: skip
-
-    def _optimizer_costs(self) -> tuple[tuple[float, ...], str]:
-        """Seconds a step, a byte, a tensor, a copied byte; bytes of state and work; why none."""
-        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
-        try:
-            return astuple(update(self.optimizer, self.world.device, dtypes[0])), ""
-        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-            return (0.0,) * 7, first_line(error)
 
 
 def broadcast(world: World, find: Callable[[], Any]) -> Any:
