@@ -7,7 +7,7 @@ from statistics import fmean
 
 from synchromesh.cost.step_time import computing
 from synchromesh.planner.candidate import Candidate, planned_step, price
-from synchromesh.planner.problem import PartitionCache
+from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -91,9 +91,7 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     An index is as fast as the slowest of its tensor ranks; those that hardly differ from the
     fastest have equal rows. Under `single` and `tensor` there is nothing to share."""
     problem = partitions.problem
-    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
-        return None  # it says them, or idles ranks
-    data = max(x.data for x in problem.layouts(plan))
+    data = _blocks(problem, plan)
     if data == 1 or max(slowdowns_of(profile, problem.devices)) == 1.0:
         return None
     block = problem.rows / data
@@ -109,6 +107,13 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     rows = [max(0.0, (until - p.fixed) / p.rate) for p in costs]
     shares = [max(1, round(TUNING.shares * n / max(rows))) for n in rows]
     return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
+
+
+def _blocks(problem: PlanningProblem, plan: Plan) -> int:
+    """How many blocks of rows may be given other sizes; 1: the plan says them, or idles ranks."""
+    if plan.rows or plan.ranks or len(problem.ranks(plan)) != problem.devices:
+        return 1
+    return max(x.data for x in problem.layouts(plan))
 
 
 def _row_costs(

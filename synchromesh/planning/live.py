@@ -163,8 +163,8 @@ class LivePlanning:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """That the plan was chosen from, it first; none if it was given, or rows have changed."""
-        as_chosen = self.choice is not None and self.rows == self._choice_rows
-        return self.choice.candidates if self.choice is not None and as_chosen else ()
+        choice = self.choice if self.rows == self._choice_rows else None
+        return choice.candidates if choice else ()
 
     def cut(self, step: Step, plan: Plan) -> Plan:
         """`plan`, which leaves its cuts open, with stages of level work; measures the components

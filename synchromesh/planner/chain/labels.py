@@ -92,8 +92,7 @@ class Space:
 def decide(space: Space, i: int, node: Node, labels: Labels, above: float, width: int) -> Labels:
     """The labels at cut i: each label of cut i + 1 with each option of node i, then pruned.
     Candidates whose bound is above `above` go; at most `width` stay."""
-    extended, least = candidates(space, i, node, labels, above)
-    return _pruned(extended, least, width, space.limited)
+    return _pruned(*candidates(space, i, node, labels, above), width, space.limited)
 
 
 def candidates(
