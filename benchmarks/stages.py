@@ -14,7 +14,6 @@ from functools import cache
 import numpy as np
 
 from synchromesh.planner.stages.problem import (
-    StageCosts,
     StageFacts,
     StageProblem,
     group_sizes,
@@ -40,13 +39,7 @@ class Transformer:
     def problem(self, devices: int, limit: float) -> StageProblem:
         """The problem of its stages on equal devices of `limit` bytes."""
         sizes, count = group_sizes(devices), self.blocks + 2
-
-        @cache
-        def costs(micro_batches: int) -> StageCosts:
-            return stage_costs(
-                lambda size, degree: self.facts(size, degree, micro_batches), sizes, DEGREES, count
-            )
-
+        costs = cache(lambda m: stage_costs(self.facts, m, sizes, DEGREES, count))
         numbers = micro_batch_numbers(self.rows)
         equal = (1.0,) * devices
         return StageProblem(count, sizes, (limit,) * devices, equal, numbers, costs)

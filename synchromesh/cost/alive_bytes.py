@@ -68,7 +68,7 @@ class Lifetimes:
     ) -> None:  # fmt: skip
         self._handed = handed
         self._last: dict[Form, int] = {}  # the last component that reads a form
-        self._keeper: dict[Form, int] = {}  # the first one that keeps it for its backward
+        keeper: dict[Form, int] = {}  # the first one that keeps it for its backward
         for i, local in parts.items():
             for number, item in enumerate(local.inputs):
                 form = form_of(item.value, local.layout, item.want)
@@ -76,7 +76,7 @@ class Lifetimes:
                 if item.source is None:
                     continue
                 if number in memory[i].kept_inputs or local.layout.recompute:
-                    self._keeper.setdefault(form, i)
+                    keeper.setdefault(form, i)
                 if item.source in parts:
                     maker = parts[item.source].layout
                     self._last[form_of(item.value, maker, item.have)] = i
@@ -86,25 +86,18 @@ class Lifetimes:
             for o in local.outputs
             if (form := form_of(o.value, local.layout, o.placement)) not in self._last
         }
-        self._dropped = self._by_component({**self._last, **unread}, but=self._keeper)
-        self._released = self._by_component(self._keeper)
+        # what is gone after a component's forward, and after its backward
+        self.after_forward = self._by_component({**self._last, **unread}, but=keeper)
+        self.after_backward = self._by_component(keeper)
 
     def _by_component(
         self, ends: Mapping[Form, int], but: Collection[Form] = ()
-    ) -> dict[int, list[Form]]:
-        found: dict[int, list[Form]] = {}
+    ) -> Mapping[int, list[Form]]:
+        forms = defaultdict[int, list[Form]](list)
         for form, i in ends.items():
             if form not in self._handed and form not in but:
-                found.setdefault(i, []).append(form)
-        return found
-
-    def after_forward(self, component: int) -> Collection[Form]:
-        """What is gone after a component's forward."""
-        return self._dropped.get(component, ())
-
-    def after_backward(self, component: int) -> Collection[Form]:
-        """What is gone after a component's backward."""
-        return self._released.get(component, ())
+                forms[i].append(form)
+        return forms
 
     def after_stage(self, stage: int) -> Collection[Form]:
         """What is gone after a stage's backward."""

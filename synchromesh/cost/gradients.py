@@ -7,7 +7,7 @@ Both carry out the events of `values/buckets.py`. A parameter that several stage
 over the ranks of all of them: its bucket begins when the last of their groups comes to it."""
 
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import partial
 
 from synchromesh.cost.alive_bytes import AliveBytes
 from synchromesh.cost.planned_step import (
@@ -33,30 +33,25 @@ class GroupGradients:
     def __init__(self, planned: PlannedStep, group: int, pieces: int = 1) -> None:
         self.planned, self.group, self.pieces = planned, group, pieces
         self._stages: dict[str, tuple[int, ...]] = {}  # that use each parameter
-        self._first: dict[str, tuple[int, int]] = {}  # of these, with the component in it
+        first: dict[str, tuple[int, int]] = {}  # of these, with the component in it
         for stage in planned.stages_on(group):
             for i in planned.stages[stage]:
                 for h in planned.trained(i):
                     name = h.tensor.name
-                    self._first.setdefault(name, (stage, i))
+                    first.setdefault(name, (stage, i))
                     known = self._stages.get(name, ())
                     self._stages[name] = (*(s for s in known if s != stage), stage)
-        held = [planned.holdings[name] for name in self._first]
+        held = [planned.holdings[name] for name in first]
         summed = [h for h in held if h.summed]
         self.buckets = buckets.fill(summed, self.kind, lambda h: h.local_bytes)
         self.bucket_of = {h.tensor.name: n for n, b in enumerate(self.buckets) for h in b}
+        each = {h.tensor.name for h in held if h.each_backward}
+        self._completing = completing(planned.actions(group, pieces), first, each)
 
-    def kind(self, holding: Holding) -> BucketKind:
+    def kind(self, h: Holding) -> BucketKind:
         """What it has in common with those that share its bucket."""
-        ranks = gradient_pattern(holding), tuple(holding.positions)
-        stages = self._stages[holding.tensor.name] if holding.each_backward else ()
-        return BucketKind(ranks, holding.tensor.dtype, holding.parts > 1, stages)
-
-    @cached_property
-    def _completing(self) -> dict[Action, dict[int, tuple[str, ...]]]:
-        actions = self.planned.actions(self.group, self.pieces)
-        each = {n for n in self._first if self.planned.holdings[n].each_backward}
-        return completing(actions, self._first, each)
+        ranks, users = (gradient_pattern(h), tuple(h.positions)), self._stages[h.tensor.name]
+        return BucketKind.of(ranks, h.tensor.dtype, h.part_placement, users, h.each_backward)
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""

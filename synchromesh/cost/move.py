@@ -6,7 +6,7 @@ An all-reduce of n bytes on K ranks has each of them receive 2 (K - 1) / K n byt
 
 from math import prod
 
-from synchromesh.cost.step_time import PlannedStep
+from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.values.boxes import intersection, volume
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Pattern, Profile

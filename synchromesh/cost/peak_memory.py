@@ -22,12 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from synchromesh.cost.alive_bytes import (
-    AliveBytes,
-    Form,
-    Lifetimes,
-    form_of,
-)
+from synchromesh.cost.alive_bytes import AliveBytes, Form, Lifetimes, form_of
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import (
     ComputeShare,
@@ -79,7 +74,7 @@ def peak_memories(
     pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
     known: dict[tuple[Any, ...], PeakMemory] = {}
-    found: dict[int, PeakMemory] = {}
+    memories = []
     for group, positions in enumerate(planned.positions):
         its = [x for x in layouts if x.positions == positions]
         blocks = [planned.blocks(layout) for layout in its]
@@ -87,8 +82,8 @@ def peak_memories(
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
             if (group, rows) not in known:
                 known[group, rows] = peak_memory(planned, profile, position, pieces)
-            found[position] = known[group, rows]
-    return tuple(found[position] for position in sorted(found))
+            memories.append(known[group, rows])
+    return tuple(memories)
 
 
 def peak_memory(
@@ -126,12 +121,12 @@ def held_bytes(
 ) -> Kinds:
     """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
     gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
-    found = dict.fromkeys(KINDS, 0.0)
+    by_kind = dict.fromkeys(KINDS, 0.0)
     for h in held:
-        found["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
-        found["states"] += state_factor * h.kept_bytes * h.tensor.trainable
-    found["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
-    return found
+        by_kind["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
+        by_kind["states"] += state_factor * h.kept_bytes * h.tensor.trainable
+    by_kind["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
+    return by_kind
 
 
 def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:
@@ -146,7 +141,7 @@ class _MemoryWalk:
         self.planned, self.position, self.pieces = planned, position, pieces
         self.group = next(g for g, its in enumerate(planned.positions) if position in its)
         self.parts = {i: planned.partition.components[i] for i in planned.components(self.group)}
-        self.memory = {i: measured(planned, p, profile).memory for i, p in self.parts.items()}
+        self.memory = {i: measured(p, profile).memory for i, p in self.parts.items()}
         self.count = planned.plan.micro_batches * pieces
         self.lifetimes = Lifetimes(self.parts, self.memory, self._handed())
         self.alive = AliveBytes(KIND_OF)
@@ -250,8 +245,8 @@ class _MemoryWalk:
 
     def _exchanges(self, message: Message) -> list[Exchange]:
         """What a message brings."""
-        found = self.planned.crossings[message.source, message.target]
-        return [e for e in found if e.flows or message.kind == "F"]
+        exchanges = self.planned.crossings[message.source, message.target]
+        return [e for e in exchanges if e.flows or message.kind == "F"]
 
     def _received(self, exchange: Exchange, message: Message) -> float:
         """Bytes of a value, or of its gradient, at the receiver."""
@@ -282,8 +277,15 @@ class _MemoryWalk:
             if isinstance(item, ComputeShare) and key not in self.begun:
                 self.begun.add(key)
                 self._component(action, item.component, needed)
-        if action.kind == "B" and not action.turn:
-            self._end_backward(action, needed)
+        if action.kind == "F" or action.turn:
+            return
+        m, stage = action.micro_batch, action.stage
+        if m % self.pieces == 0:
+            self.scattered.end_backward(stage)
+        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
+            self.alive.free((ARRIVED, message, e))
+        for form in self.lifetimes.after_stage(stage):
+            self.alive.free((VALUE, m, form))
 
     def _component(self, action: Action, i: int, needed: Brought) -> None:
         place = action.of_all(self.pieces), i
@@ -299,15 +301,6 @@ class _MemoryWalk:
             self._backward(action.micro_batch, i, needed, complete)
         if use is not None:
             self._carry_out(self.uses.leave(use, self.pieces))
-
-    def _end_backward(self, action: Action, needed: Brought) -> None:
-        m, stage = action.micro_batch, action.stage
-        if m % self.pieces == 0:
-            self.scattered.end_backward(stage)
-        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
-            self.alive.free((ARRIVED, message, e))
-        for form in self.lifetimes.after_stage(stage):
-            self.alive.free((VALUE, m, form))
 
     def _carry_out(self, events: Iterable[UnitEvent]) -> None:
         """A gather's copy of this rank's parts and room for all ranks', then the parameters beside
@@ -341,7 +334,7 @@ class _MemoryWalk:
             counted = number in memory.kept_outputs and not recompute
             size = 0.0 if counted else self._bytes(o.value, local.layout, o.placement)
             alive.set((VALUE, m, form_of(o.value, local.layout, o.placement)), size)
-        for form in self.lifetimes.after_forward(i):
+        for form in self.lifetimes.after_forward[i]:
             alive.free((VALUE, m, form))
 
     def _backward(self, m: int, i: int, needed: Brought, complete: Collection[str]) -> None:
@@ -365,7 +358,7 @@ class _MemoryWalk:
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message))
         self._leave_gradients(m, local, trained, complete)
-        for form in self.lifetimes.after_backward(i):
+        for form in self.lifetimes.after_backward[i]:
             alive.free((VALUE, m, form))
 
     def _working(self, memory: Memory, rows: float, trained: Sequence[Holding]) -> float:

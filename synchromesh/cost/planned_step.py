@@ -116,20 +116,17 @@ class PlannedStep:
     @cached_property
     def positions(self) -> tuple[range, ...]:
         """The positions of each device group."""
-        found = {
-            group: self.partition.components[stage[0]].layout.positions
-            for group, stage in zip(self.of, self.stages, strict=True)
-        }
-        return tuple(found[group] for group in sorted(found))
+        of_stages = {self.partition.components[stage[0]].layout.positions for stage in self.stages}
+        return tuple(sorted(of_stages, key=lambda positions: positions.start))
 
     @cached_property
     def turns(self) -> tuple[tuple[Turn, ...], ...]:
         """What one micro-batch does in forward, by stage; where there are several, in one turn."""
         parts = self.partition.components
-        found = [turns_of(parts[s.start : s.stop], s.start) for s in self.stages]
+        by_stage = [turns_of(parts[s.start : s.stop], s.start) for s in self.stages]
         if len(self.stages) == 1:
-            return tuple(found)
-        return tuple((tuple(item for turn in turns for item in turn),) for turns in found)
+            return tuple(by_stage)
+        return tuple((tuple(item for turn in turns for item in turn),) for turns in by_stage)
 
     @cached_property
     def crossings(self) -> Mapping[tuple[int, int], tuple[Exchange, ...]]:
@@ -186,7 +183,7 @@ class PlannedStep:
         return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
 
 
-def measured(planned: PlannedStep, local: LocalComponent, profile: Profile) -> Compute:
+def measured(local: LocalComponent, profile: Profile) -> Compute:
     """What was measured of a component. Unmeasured: where nothing was."""
     key = local.program
     if key not in profile.compute:

@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
-from synchromesh.cost.planned_step import ComputeShare, Transmit, shard_seconds, walked
-from synchromesh.cost.planned_step import PlannedStep as PlannedStep
-from synchromesh.cost.planned_step import Unmeasured as Unmeasured
-from synchromesh.cost.planned_step import collective_seconds as collective_seconds
-from synchromesh.cost.planned_step import gradient_pattern as gradient_pattern
-from synchromesh.cost.planned_step import measured as measured
-from synchromesh.cost.planned_step import pattern as pattern
+from synchromesh.cost.planned_step import (
+    ComputeShare,
+    PlannedStep,
+    Transmit,
+    collective_seconds,
+    gradient_pattern,
+    measured,
+    pattern,
+    shard_seconds,
+    walked,
+)
 from synchromesh.cost.timeline import Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
@@ -62,14 +66,9 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     timelines = Timelines(lines)
-    walks = [
-        _GroupWalk(
-            traffic,
-            timelines,
-            GradientSeconds(GroupGradients(planned, group, pieces), profile, timelines),
-        )
-        for group in range(len(lists))
-    ]
+    gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
+    sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
+    walks = [_GroupWalk(traffic, timelines, of_group) for of_group in sums]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
     updates = [
         _update(planned, profile, its, [planned.ranks[p] for p in its])
@@ -87,11 +86,11 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
 def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
     """The quickest step: of one micro-batch, or of one of the other `choices` where rows
     suffice."""
-    found = [step_time(planned, profile)]
+    times = [step_time(planned, profile)]
     least = min(min(planned.blocks(c.layout)) for c in planned.partition.components)
     if planned.overlaps and len(planned.stages) == 1:
-        found += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
-    return min(found, key=lambda t: (t.seconds, t.pieces))
+        times += [step_time(planned, profile, n) for n in choices if 1 < n <= least]
+    return min(times, key=lambda t: (t.seconds, t.pieces))
 
 
 _Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
@@ -263,15 +262,15 @@ def _compute(
     planned: PlannedStep, local: LocalComponent, profile: Profile, pieces: int
 ) -> tuple[float, float]:
     """Seconds of a component's forward and backward for one micro-batch, on the slowest rank."""
-    found = measured(planned, local, profile)
+    curves = measured(local, profile)
     blocks = planned.blocks(local.layout)
-    last = len(found.forward) - 1
+    last = len(curves.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
     for position in local.layout.positions:
         rank = planned.ranks[position]
         rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        different[id(found.forward[min(rank, last)]), rows] = rank
-    forward, backward = max((found.on(r, n) for (_, n), r in different.items()), key=sum)
+        different[id(curves.forward[min(rank, last)]), rows] = rank
+    forward, backward = max((curves.on(r, n) for (_, n), r in different.items()), key=sum)
     calls = profile.calls
     forward, backward = max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
     return forward, backward + forward * local.layout.recompute
@@ -282,7 +281,7 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
     programs, of which those in fewer blocks are taken to keep their rows, and the optimizer's
     step."""
     parts = planned.partition.components
-    programs = [(local.layout.data, measured(planned, local, profile)) for local in parts]
+    programs = [(local.layout.data, measured(local, profile)) for local in parts]
     most = max(data for data, _ in programs)
     slowdowns = profile.relative_slowdowns
     everyone = range(len(slowdowns))
@@ -291,9 +290,9 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
 
     def seconds(rank: int, share: float) -> float:
         total = update * slowdowns[rank]
-        for data, found in programs:
+        for data, curves in programs:
             rows = planned.rows / data * (share if data == most else 1.0)
-            total += sum(found.on(rank, rows))
+            total += sum(curves.on(rank, rows))
         return total
 
     return seconds

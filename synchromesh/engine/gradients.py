@@ -53,9 +53,8 @@ class Summed:
     @property
     def kind(self) -> BucketKind:
         """What it has in common with those that share its bucket."""
-        stages = self.stages if self.each_backward else ()
-        of = self.parameter.dtype, self.parameter.device
-        return BucketKind(self.group.ranks, of, self.part_placement.sharded, stages)
+        ranks, of = self.group.ranks, (self.parameter.dtype, self.parameter.device)
+        return BucketKind.of(ranks, of, self.part_placement, self.stages, self.each_backward)
 
 
 class Bucket:

@@ -34,6 +34,7 @@ from synchromesh.planner.problem import (
 from synchromesh.programs.borders import StandIns
 from synchromesh.programs.compute import Bench, Bytes
 from synchromesh.programs.model import Model
+from synchromesh.programs.optimizer import OptimizerCost, states_of
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster, Device
@@ -125,11 +126,16 @@ def datasheet(
     for partition in partitions:
         for local in partition.components:
             rows = program_rows(problem.rows, local.layout, micro_batches)
-            if not _counted_for(profile.compute.get(local.program), rows):
+            before = profile.compute.get(local.program)
+            if not before or rows[0] < before.fewest or rows[-1] > before.reach:
                 wanted.setdefault(local.program, (partition, local, rows))
-    found = {}
+    compute = {}
     if wanted:
-        with _fake(problem.step) as (step, tensors, borders):
+        step, values = problem.step, [edge.value for edge in problem.step.chain.edges]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
+            borders = {v.name: torch.empty(v.shape, dtype=getattr(torch, v.dtype)) for v in values}
+            step, tensors = replace(step, constants=constants), StandIns(step.chain, {}, CPU)
             for key, (partition, local, sizes) in wanted.items():
                 counted = {
                     n: count(CountingBench(step, partition, local, tensors, borders, n, CPU))
@@ -137,27 +143,13 @@ def datasheet(
                 }
                 made = _compute(counted, devices)
                 old = profile.compute.get(key)
-                found[key] = old.joined(made) if old else made
+                compute[key] = old.joined(made) if old else made
     return replace(
         profile,
-        compute={**profile.compute, **found},
+        compute={**profile.compute, **compute},
         network={**profile.network, **network},
         seconds=profile.seconds + time.perf_counter() - began,
     )
-
-
-def _counted_for(known: Compute | None, rows: Sequence[int]) -> bool:
-    return known is not None and known.fewest <= rows[0] and rows[-1] <= known.reach
-
-
-@contextmanager
-def _fake(step: Step) -> Iterator[tuple[Step, Mapping[str, Tensor], Mapping[str, Tensor]]]:
-    """The step, its tensors and its border values as fake tensors; only fake tensors inside."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        constants = {n: mode.from_tensor(x.detach()) for n, x in step.constants.items()}
-        values = [edge.value for edge in step.chain.edges]
-        borders = {v.name: torch.empty(v.shape, dtype=getattr(torch, v.dtype)) for v in values}
-        yield replace(step, constants=constants), StandIns(step.chain, {}, CPU), borders
 
 
 class CountingBench(Bench):
@@ -177,7 +169,7 @@ class CountingBench(Bench):
 def count(bench: CountingBench) -> Counted:
     with plain_operators():
         used = bench.bytes()
-    return Counted(tuple(bench.ran_forward.found), tuple(bench.ran_backward.found), used)
+    return Counted(tuple(bench.ran_forward.operators), tuple(bench.ran_backward.operators), used)
 
 
 @contextmanager
@@ -196,9 +188,11 @@ def _compute(counted: Mapping[int, Counted], devices: Sequence[Device]) -> Compu
     different = list(dict.fromkeys(devices))
 
     def curves(direction: str) -> tuple[Curve, ...]:
-        found = {d: Curve.of((n, seconds(getattr(c, direction), d)) for n, c in counted.items())
-                 for d in different}  # fmt: skip
-        return tuple(found[d] for d in (devices if len(different) > 1 else different))
+        of_device = {
+            d: Curve.of((n, seconds(getattr(c, direction), d)) for n, c in counted.items())
+            for d in different
+        }
+        return tuple(of_device[d] for d in (devices if len(different) > 1 else different))
 
     used = {n: c.bytes for n, c in counted.items()}
     most = used[max(used)]
@@ -215,23 +209,13 @@ def _besides(optimizer: Optimizer, cluster: Cluster) -> Profile:
     return Profile(
         devices=len(cluster.ranks), update_byte=slowest.byte,
         update_tensor=max(u.tensor for u in updates),
-        copy_byte=max(_moved(2.0, device) for device in devices),
+        copy_byte=max(u.copy_byte for u in updates),
         state_factor=slowest.state_factor, calls=CALLS, host=max(u.once for u in updates),
         source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class EstimatedUpdate:
-    """seconds = byte * parameter bytes + tensor * tensors + once; states = factor * bytes."""
-
-    byte: float
-    tensor: float
-    once: float
-    state_factor: float
-
-
-def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
+def update(optimizer: Optimizer, device: Device) -> OptimizerCost:
     """From the operators that a twin of the optimizer runs on a few tensors of its own. Bytes are
     those that its operators move: parameters, gradients and states as often as they are read and
     written. Two numbers of tensors tell what an operator a tensor costs from what an operator for
@@ -241,12 +225,10 @@ def update(optimizer: Optimizer, device: Device) -> EstimatedUpdate:
     more, _, _ = _counted(optimizer, device, many)
     each = max(0.0, (more - operators) / (many - few))
     once = max(0.0, operators - each * few)
-    launches = each * LAUNCH_SECONDS, once * LAUNCH_SECONDS
-    return EstimatedUpdate(_moved(moved, device), *launches, factor)
-
-
-def _moved(bytes_: float, device: Device) -> float:
-    return bytes_ / device.bytes_per_second if device.bytes_per_second else 0.0
+    byte = 1 / device.bytes_per_second if device.bytes_per_second else 0.0  # seconds to move one
+    return OptimizerCost(
+        once * LAUNCH_SECONDS, moved * byte, each * LAUNCH_SECONDS, 2 * byte, factor
+    )
 
 
 def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, float, float]:
@@ -262,10 +244,7 @@ def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, f
             p.grad = torch.full_like(p, 1e-3)
         with Operations() as counted:
             twin.step()
-    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, Tensor)]
-    size = sum(p.numel() * p.element_size() for p in made)
-    return (
-        len(counted.found),
-        sum(o.bytes for o in counted.found) / size,
-        sum(x.numel() * x.element_size() for x in state if x.numel() > 1) / size,
-    )
+    size = sum(p.nbytes for p in made)
+    moved = sum(o.bytes for o in counted.operators) / size
+    states = sum(x.nbytes for x in states_of(twin) if x.numel() > 1) / size
+    return len(counted.operators), moved, states

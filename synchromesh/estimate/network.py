@@ -9,8 +9,7 @@ host are neighbours on the ring, and the quickest of the algorithms that exist i
 
     ring      a = h L + (s - h) l               b = v / min(B, W)           f = 2
         all_reduce                    s = 2 (N-1), h = 2 H
-        reduce_scatter, all_gather,
-        broadcast                     s = N-1, h = H-1
+        reduce_scatter, all_gather    s = N-1, h = H-1
     tree      a = 2 ((d-1) l + ceil(log2 H) L)  b = max(v(d) / B, t n / W)  f = 2
         all_reduce between hosts      v(d) = 2 (d-1)/d n, t = 1 on two hosts, else 2
     switch    a = 25 us                         b = v / B_switch            f = 1
@@ -35,13 +34,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import ceil, log2, sqrt
-from typing import Literal, cast
+from typing import cast
 
 from synchromesh.values.cluster import Cluster, Link
 from synchromesh.values.profile import Curve, Pattern
 from synchromesh.values.traffic import MESSAGES, CollectiveKind
 
-Kind = CollectiveKind | Literal["broadcast"]
 SWITCH_SECONDS = 25e-6  # NCCL's latency of NVLS over NVLink (tuning.cc)
 SWITCH_FILL = 1.0
 SIZES = (1, *(1 << k for k in range(10, 31)))  # payload bytes of a curve's points
@@ -98,7 +96,7 @@ def _slowest(links: Sequence[Link]) -> Link | None:
     )  # fmt: skip
 
 
-def group_seconds(kind: Kind, size: int, group: GroupPlacement) -> float:
+def group_seconds(kind: CollectiveKind, size: int, group: GroupPlacement) -> float:
     """Seconds of one collective over `size` payload bytes (as of `traffic.sent_bytes`)."""
     if group.ranks == 1:
         return 0.0
@@ -120,18 +118,24 @@ def curves(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
     What counts is the group that takes longest. Ranks are placed host after host."""
-    found: dict[tuple[str, Pattern], Curve] = {}
+    of_kind: dict[tuple[str, Pattern], Curve] = {}
     for kind, pattern in dict.fromkeys(wanted):
         there = ranks or range(len(cluster.ranks))
         if kind in MESSAGES:
             groups = _pairs(cluster, kind, pattern, there)
         else:
             groups = _together(cluster, pattern, there)
-        found[kind, pattern] = Curve.of(
-            (size, max((group_seconds(cast(Kind, kind), size, g) for g in groups), default=0.0))
+        of_kind[kind, pattern] = Curve.of(
+            (
+                size,
+                max(
+                    (group_seconds(cast(CollectiveKind, kind), size, g) for g in groups),
+                    default=0.0,
+                ),
+            )
             for size in SIZES
         )
-    return found
+    return of_kind
 
 
 def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[GroupPlacement]:
@@ -151,7 +155,7 @@ def _pairs(
     cluster: Cluster, kind: str, pattern: Pattern, ranks: Sequence[int]
 ) -> set[GroupPlacement]:
     """The different pairs of a pattern, with their share of the adapters in their round."""
-    known, found = cluster.ranks, set()
+    known, placements = cluster.ranks, set()
     for pairs in pattern.pairs(len(ranks)):
         here = [(ranks[a], ranks[b]) for a, b in pairs]
         across = [(known[a][0], known[b][0]) for a, b in here if known[a][0] != known[b][0]]
@@ -160,14 +164,12 @@ def _pairs(
         out, into = (Counter(names) for names in zip(*across, strict=True)) if across else ({}, {})
         for a, b in here:
             shared = max(out.get(known[a][0], 1), into.get(known[b][0], 1))
-            found.add(GroupPlacement.of(cluster, (a, b), shared))
-    return found
+            placements.add(GroupPlacement.of(cluster, (a, b), shared))
+    return placements
 
 
-def _sent(kind: Kind, size: int, ranks: int) -> float:
+def _sent(kind: CollectiveKind, size: int, ranks: int) -> float:
     """v: the volume of `traffic.sent_bytes` before it is rounded."""
-    if kind == "broadcast":
-        return size
     return (2 if kind == "all_reduce" else 1) * size * (ranks - 1) / ranks
 
 
@@ -175,7 +177,7 @@ def _flow(latency: float, transfer: float, fill: float = 2.0) -> float:
     return latency + transfer + fill * sqrt(latency * transfer)
 
 
-def _ring(kind: Kind, size: int, group: GroupPlacement) -> float:
+def _ring(kind: CollectiveKind, size: int, group: GroupPlacement) -> float:
     twice = 2 if kind == "all_reduce" else 1
     steps = twice * (group.ranks - 1)
     crossings = 0

@@ -53,11 +53,11 @@ class Operation:
 
 
 class Operations(TorchDispatchMode):
-    """`found`: every operator that ran inside; views and what touches no tensor are left out."""
+    """`operators` that ran inside; views and what touches no tensor are left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Operation] = []
+        self.operators: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -66,7 +66,7 @@ class Operations(TorchDispatchMode):
         if not (question or _is_view(func) or func.overloadpacket in _UNWRITTEN):
             ran = _operation(func, args, given, made)
             if ran.dtype:  # a mark of the profiler has none
-                self.found.append(ran)
+                self.operators.append(ran)
         return made
 
 
@@ -109,15 +109,12 @@ def touched(x: Tensor) -> int:
 
 def seconds(operations: Iterable[Operation], device: Device) -> float:
     """What operators take one after another. ValueError for a type without a known rate."""
-    return sum(_seconds(operation, device) for operation in operations)
-
-
-def _seconds(operation: Operation, device: Device) -> float:
-    moved = operation.bytes / device.bytes_per_second if device.bytes_per_second else 0.0
-    computed = 0.0
-    if operation.flops:
-        computed = operation.flops / rate(device, operation.dtype, operation.convolution)
-    return max(computed, moved) + LAUNCH_SECONDS
+    total = 0.0
+    for o in operations:
+        moved = o.bytes / device.bytes_per_second if device.bytes_per_second else 0.0
+        computed = o.flops / rate(device, o.dtype, o.convolution) if o.flops else 0.0
+        total += max(computed, moved) + LAUNCH_SECONDS
+    return total
 
 
 def rate(device: Device, dtype: str, convolution: bool = False) -> float:

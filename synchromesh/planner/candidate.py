@@ -5,13 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
-from synchromesh.cost.step_time import (
-    PlannedStep,
-    StepTime,
-    Unmeasured,
-    best_pieces,
-    step_time,
-)
+from synchromesh.cost.planned_step import PlannedStep, Unmeasured
+from synchromesh.cost.step_time import StepTime, best_pieces, step_time
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
@@ -106,12 +101,20 @@ def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate
     return Candidate(plan, time, memory, not lack, lack)
 
 
+def most_lacking(
+    plan: Plan, memory: Sequence[PeakMemory], limits: Sequence[float]
+) -> tuple[float, int, PeakMemory]:
+    """By how many bytes a plan exceeds its limit where it does most, on which rank."""
+    ranks = plan.devices(len(limits))
+    lacking = [(m.peak - limits[r], r, m) for r, m in zip(ranks, memory, strict=True)]
+    return max(lacking, key=lambda x: x[:2])
+
+
 def _lack(problem: PlanningProblem, plan: Plan, memory: Sequence[PeakMemory]) -> str:
     """What the rank lacks that lacks most; nothing where all stay below their limits."""
     if not problem.limits:
         return ""
-    peaks = zip(problem.ranks(plan), memory, strict=True)
-    most, rank = max((m.peak - problem.limits[rank], rank) for rank, m in peaks)
+    most, rank, _ = most_lacking(plan, memory, problem.limits)
     if most <= 0:
         return ""
     kept = problem.headroom.kept if problem.headroom else 0.0
@@ -127,8 +130,7 @@ def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int
         memory = peak_memories(placed, profile, plan.pieces or 1)
     except ValueError:  # no such plan, or nobody has measured its programs
         return False
-    ranks = problem.ranks(plan)
-    return all(m.peak <= problem.limits[r] for r, m in zip(ranks, memory, strict=True))
+    return most_lacking(plan, memory, problem.limits)[0] <= 0
 
 
 def with_pieces(candidate: Candidate, partitions: PartitionCache) -> Candidate:

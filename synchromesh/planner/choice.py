@@ -112,10 +112,10 @@ class RunnerUp:
         }  # fmt: skip
 
 
-def decided(found: Sequence[Candidate]) -> list[Candidate]:
+def decided(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates with the chosen one first, and reasons. Of those that are less than `MARGIN`
     slower than the quickest, the plainest is taken: predictions are not that exact."""
-    order = sorted(found, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
+    order = sorted(candidates, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
     quickest = order[0]
     near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
     best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)

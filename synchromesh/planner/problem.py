@@ -127,21 +127,20 @@ class PartitionCache:
 
     def of_layouts(self, layouts: tuple[Layout, ...]) -> Partition:
         """The partition with `layouts[i]` for component i. ValueError where there is none."""
-        why = self.problem.unsplittable
+        step, why = self.problem.step, self.problem.unsplittable
         if why and any(x.shard_states != "none" and x.data > 1 for x in layouts):
             raise ValueError(why)
         if layouts not in self._solved:
             meshes = tuple(layout.mesh for layout in layouts)
             if meshes == layouts:
-                self._solved[layouts] = self._solve(layouts)
+                pins = unsharded(step, layouts) if why else {}
+                made = partition(
+                    step, layouts, rows=self.problem.rows, pins=pins, analysis=self._analysis
+                )
             else:
-                self._solved[layouts] = self.of_layouts(meshes).under(layouts)
+                made = self.of_layouts(meshes).under(layouts)
+            self._solved[layouts] = made
         return self._solved[layouts]
-
-    def _solve(self, layouts: tuple[Layout, ...]) -> Partition:
-        step, rows = self.problem.step, self.problem.rows
-        pins = unsharded(step, layouts) if self.problem.unsplittable else {}
-        return partition(step, layouts, rows=rows, pins=pins, analysis=self._analysis)
 
     def partition(self, plan: Plan) -> Partition:
         """The partition under `plan`. ValueError where it allows none."""
@@ -149,11 +148,11 @@ class PartitionCache:
 
     def possible(self, plans: Iterable[Plan]) -> list[Partition]:
         """The partitions under the plans that allow one; `price` says of the rest why not."""
-        found = []
+        partitions = []
         for plan in plans:
             with suppress(ValueError):
-                found.append(self.partition(plan))
-        return found
+                partitions.append(self.partition(plan))
+        return partitions
 
     def known(self, plan: Plan) -> Partition | None:
         return self._solved.get(self.problem.layouts(plan))

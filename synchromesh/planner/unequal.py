@@ -30,43 +30,37 @@ TUNING = WideningTuning()
 
 
 def widened(
-    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
+    partitions: PartitionCache, candidates: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
-    """Plans made of `found`: each that may win with rows by speed, the best on fewer devices."""
+    """Plans of candidates: each that may win with rows by speed, the best on fewer devices."""
     problem = partitions.problem
-    plans = [p for p in _promising(partitions, found, profile) if not p.stages]
+    plans = [p for p in _promising(partitions, candidates, profile) if not p.stages]
     by_speed = filter(None, (shared(partitions, p, profile) for p in plans))
     some = [*by_speed, *fewer(plans, problem.devices, profile)]
 
     def meaning(plan: Plan) -> tuple[object, ...]:  # on two ranks hybrid:tensor=2 is tensor
         return problem.layouts(plan), tuple(problem.ranks(plan)), plan.rows, plan.pieces
 
-    known = {meaning(c.plan) for c in found if c.time is not None}
+    known = {meaning(c.plan) for c in candidates if c.time is not None}
     new = {meaning(p): p for p in reversed(some)}
     return [p for p in some if new.get(meaning(p)) is p and meaning(p) not in known]
 
 
 def _promising(
-    partitions: PartitionCache, found: Sequence[Candidate], profile: Profile
+    partitions: PartitionCache, candidates: Sequence[Candidate], profile: Profile
 ) -> list[Plan]:
     """The plans that are at most `TUNING.slowest` times as slow as the best, that one first; where
     devices are unequal, as if all were quick: what slow ones cost is what rows and ranks mend."""
-    known = [c for c in found if c.time is not None]
+    known = [c for c in candidates if c.time is not None]
     slowdowns = slowdowns_of(profile, partitions.problem.devices)
-    if max(slowdowns) > 1.0:
-        even = _levelled(profile, slowdowns)
+    if max(slowdowns) > 1.0:  # slow devices take what the first of the others does
+        at = [slowdowns.index(1.0) if slow > 1.0 else r for r, slow in enumerate(slowdowns)]
+        slowest = profile.relative_slowdown(set(at))
+        even = profile.remade(lambda curves: (curves[r] for r in at), slowest)
         known = [replace(price(partitions, c.plan, even), fits=c.fits) for c in known]
     order = sorted(known, key=lambda c: c.seconds)
     least = next((c.seconds for c in order if c.fits), inf)
     return [c.plan for c in order if c.seconds <= TUNING.slowest * least]
-
-
-def _levelled(profile: Profile, slowdowns: Sequence[float]) -> Profile:
-    """The profile where slow devices take what the first of the others does."""
-    quick = slowdowns.index(1.0)
-    at = [quick if slow > 1.0 else r for r, slow in enumerate(slowdowns)]
-    slowest = profile.relative_slowdown(set(at))
-    return profile.remade(lambda curves: (curves[r] for r in at), slowest)
 
 
 def slowdowns_of(profile: Profile, devices: int) -> tuple[float, ...]:
@@ -107,7 +101,10 @@ def shared(partitions: PartitionCache, plan: Plan, profile: Profile) -> Plan | N
     if len(quick) == len(costs):
         return None
     usual = _RowCost(fmean(p.fixed for p in quick), fmean(p.rate for p in quick))
-    rows = _level_rows([usual if p(block) <= most else p for p in costs], problem.rows)
+    costs = [usual if p(block) <= most else p for p in costs]
+    until = problem.rows + sum(p.fixed / p.rate for p in costs)
+    until /= sum(1.0 / p.rate for p in costs)
+    rows = [max(0.0, (until - p.fixed) / p.rate) for p in costs]
     shares = [max(1, round(TUNING.shares * n / max(rows))) for n in rows]
     return replace(plan, rows=tuple(n // gcd(*shares) for n in shares))
 
@@ -119,26 +116,19 @@ def _blocks(problem: PlanningProblem, plan: Plan) -> int:
     return max(x.data for x in problem.layouts(plan))
 
 
-def _level_rows(costs: Sequence[_RowCost], rows: int) -> list[float]:
-    """n_i: the rows with which all data indices are done at T."""
-    until = rows + sum(p.fixed / p.rate for p in costs)
-    until /= sum(1.0 / p.rate for p in costs)
-    return [max(0.0, (until - p.fixed) / p.rate) for p in costs]
-
-
 def _row_costs(
     partitions: PartitionCache, plan: Plan, data: int, profile: Profile
 ) -> list[_RowCost]:
     """Of each data index: a line through what its slowest rank takes for a block and a quarter."""
     seconds = computing(planned_step(partitions, plan), profile)
     tensor, block = partitions.problem.devices // data, partitions.problem.rows / data
-    found = []
+    costs = []
     for i in range(data):
         ranks = range(i * tensor, (i + 1) * tensor)
         full, quarter = (max(seconds(r, share) for r in ranks) for share in (1.0, 0.25))
         rate = max(1e-12, (full - quarter) / (0.75 * block))
-        found.append(_RowCost(max(0.0, full - rate * block), rate))
-    return found
+        costs.append(_RowCost(max(0.0, full - rate * block), rate))
+    return costs
 
 
 def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
@@ -151,17 +141,17 @@ def fewer(plans: Sequence[Plan], devices: int, profile: Profile) -> list[Plan]:
     by_speed = sorted(range(devices), key=lambda r: (slowdowns[r], r))
     counts = [k for k in range(devices // 2, 1, -1) if devices % k == 0][: TUNING.device_counts]
     quick = slowdowns.count(1.0)
-    found = []
+    variants = []
     for count in dict.fromkeys([quick, *counts]):
         ranks = tuple(sorted(by_speed[:count]))
         if not 1 < count < devices:
             continue
         possible = [p for p in plans if _runs_on(p, count)]
         for plan in (*possible[: TUNING.plans], Plan(LayoutSpec("data"))):
-            found.append(replace(plan, ranks=ranks, rows=None, pieces=None))
+            variants.append(replace(plan, ranks=ranks, rows=None, pieces=None))
     if slowdowns[0] > 1.0:  # of which `single` would be
-        found.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
-    return list(dict.fromkeys(found))
+        variants.append(Plan(LayoutSpec("single"), ranks=(by_speed[0],)))
+    return list(dict.fromkeys(variants))
 
 
 def _runs_on(plan: Plan, count: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from synchromesh.cost.step_time import collective_seconds, pattern
+from synchromesh.cost.planned_step import collective_seconds, pattern
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.trace.partition.local import Partition
 from synchromesh.trace.step import Step
@@ -12,8 +12,6 @@ from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, ShardStates
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.traffic import Collective
-
-DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,25 @@ class UniformPartitions:
         """Whether a component may have the degree; if not, it has its own in that partition."""
         return self.partitions[degree].components[index].layout.tensor == degree
 
+    def layout_of(self, degree: int, index: int) -> Layout:
+        """The layout of a component in the partition of the degree, on these devices."""
+        if self.offers(degree, index):
+            return self.layout(degree)
+        return self.partitions[degree].components[index].layout
+
+    def payload(self, c: Collective, layout: Layout) -> int:
+        return c.payload(-(-self.rows // (c.data or layout.data)))
+
+    def seconds(
+        self, collectives: Sequence[Collective], layout: Layout, profile: Profile
+    ) -> tuple[float, float]:
+        """Of those of forward, and of those of backward."""
+        seconds = {"forward": 0.0, "backward": 0.0}
+        for c in collectives:
+            payload = self.payload(c, layout)
+            seconds[c.direction] += collective_seconds(c.kind, pattern(c), payload, profile)
+        return seconds["forward"], seconds["backward"]
+
 
 def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
     """Partitioned under every tensor degree; under one where parameters cannot be sharded.
@@ -74,21 +91,6 @@ def degrees(devices: int) -> tuple[int, ...]:
     return tuple(m for m in range(1, devices + 1) if devices % m == 0)
 
 
-def payload(uniform: UniformPartitions, c: Collective, layout: Layout) -> int:
-    return c.payload(-(-uniform.rows // (c.data or layout.data)))
-
-
-def seconds_of(
-    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, direction: str,
-    profile: Profile,
-) -> float:  # fmt: skip
-    return sum(
-        collective_seconds(c.kind, pattern(c), payload(uniform, c, layout), profile)
-        for c in found
-        if c.direction == direction
-    )
-
-
 def holdings_of(
     uniform: UniformPartitions, degree: int, states: ShardStates = "none"
 ) -> Mapping[str, Holding]:
@@ -104,10 +106,10 @@ def kinds(
 ) -> tuple[int, ...]:
     """Equal numbers for components that take the same: equal programs, traffic, own tensors."""
     numbers: dict[object, int] = {}
-    found = []
+    kind_of = []
     for i, local in enumerate(uniform.partitions[degree].components):
         own = (holding_of[name] for name in uniform.own[i])
         tensors = tuple(replace(h, tensor=replace(h.tensor, name="")) for h in own)
         key = (local.program, local.layout, local.events[local.arrivals :], tensors)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return tuple(found)
+        kind_of.append(numbers.setdefault(key, len(numbers)))
+    return tuple(kind_of)

@@ -16,7 +16,7 @@ zero1 on 0 3 4 7, sharded-data on 1 2 5 6 8 9    ->    zero1 on 0-3, sharded-dat
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -52,7 +52,10 @@ def worded(
     count = Counter(wanted.values())
     order = sorted(count, key=lambda x: (-count[x], -x.data)) or [Layout(devices, 1)]
     paths = {n: (n, *around(n), *(modules or {}).get(n, ())) for n in names}
-    forms = _forms_of(names)
+    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in names:
+        for form, number in _forms(name):
+            forms[form][number].append(name)
     plans = [Plan(spec_of(x), _overrides(wanted, x, paths, forms)) for x in order[:defaults]]
     return min(plans, key=lambda plan: plan.words)
 
@@ -60,7 +63,7 @@ def worded(
 def _overrides(
     wanted: Mapping[str, Layout], default: Layout, paths: Mapping[str, Sequence[str]], forms: Forms
 ) -> tuple[Override, ...]:
-    found: list[Override] = []
+    overrides: list[Override] = []
     named: set[str] = set()
     for name, layout in wanted.items():
         if layout == default or name in named:
@@ -69,18 +72,18 @@ def _overrides(
         for pattern in _patterns(name, alike - named, forms):
             hits = {n for n, at in paths.items() if any(matches(pattern, p) for p in at)}
             if name in hits <= alike:
-                found.append(Override(pattern, spec_of(layout)))
+                overrides.append(Override(pattern, spec_of(layout)))
                 named |= hits
                 break
         else:  # one lies inside another: each by its name, outer ones first
             outer = sorted(wanted, key=lambda n: n.count("."))
             return tuple(Override(_literal(n), spec_of(wanted[n])) for n in outer)
-    return tuple(found)
+    return tuple(overrides)
 
 
 def _patterns(name: str, new: set[str], forms: Forms) -> list[str]:
     """That match the name: of most of `new` first, then with fewer ranges, then the closest."""
-    found = {_literal(name): 1}
+    hits_of = {_literal(name): 1}
     for form, number in _forms(name):
         at, first, last = forms[form], number, number
         if None in form:
@@ -88,9 +91,9 @@ def _patterns(name: str, new: set[str], forms: Forms) -> list[str]:
         numbers = str(number) if first == last else f"{first}-{last}"
         pattern = ".".join(numbers if part is None else part for part in form)
         hits = new.intersection(n for k in range(first, last + 1) for n in at[k])
-        found.setdefault(pattern, len(hits))
-    rank = {p: (-hits, len(RANGE.findall(p)), -p.count(".")) for p, hits in found.items()}
-    return sorted(found, key=rank.__getitem__)
+        hits_of.setdefault(pattern, len(hits))
+    rank = {p: (-hits, len(RANGE.findall(p)), -p.count(".")) for p, hits in hits_of.items()}
+    return sorted(hits_of, key=rank.__getitem__)
 
 
 def _reached(at: Mapping[int, Sequence[str]], number: int, new: set[str], step: int) -> int:
@@ -98,14 +101,6 @@ def _reached(at: Mapping[int, Sequence[str]], number: int, new: set[str], step: 
     while number + step in at and new.issuperset(at[number + step]):
         number += step
     return number
-
-
-def _forms_of(names: Iterable[str]) -> Forms:
-    forms: dict[Form, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in names:
-        for form, number in _forms(name):
-            forms[form][number].append(name)
-    return forms
 
 
 def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
@@ -125,7 +120,7 @@ def _forms(name: str, most: int = 3) -> Iterator[tuple[Form, int]]:
 def _literal(name: str) -> str:
     """A pattern of this name alone and what is inside; `?` for what a plan's text cannot hold."""
     pattern = re.sub(r"([*?\[@])", r"[\1]", name)
-    pattern = RANGE.sub(lambda found: f"[{found[0][0]}]{found[0][1:]}", pattern)
+    pattern = RANGE.sub(lambda match: f"[{match[0][0]}]{match[0][1:]}", pattern)
     return "".join("?" if c in "=;" or c.isspace() or not c.isprintable() else c for c in pattern)
 
 
@@ -133,12 +128,12 @@ def relatives(uniform: UniformPartitions, problem: PlanningProblem, plan: Plan) 
     """Plans of fewer words: without one of the patterns of `plan`; and where it has one stage,
     with the layouts of components of equal programs in runs."""
     each = range(len(plan.overrides))
-    found = [replace(plan, overrides=plan.overrides[:i] + plan.overrides[i + 1 :]) for i in each]
+    plans = [replace(plan, overrides=plan.overrides[:i] + plan.overrides[i + 1 :]) for i in each]
     if not plan.stages:
         made = _in_runs(problem.layouts(plan), uniform)
         text = worded(problem.names, made, problem.modules, free=problem.step.coupling)
-        found.append(replace(plan, default=text.default, overrides=text.overrides))
-    return [p for p in dict.fromkeys(found) if p.words < plan.words]
+        plans.append(replace(plan, default=text.default, overrides=text.overrides))
+    return [p for p in dict.fromkeys(plans) if p.words < plan.words]
 
 
 def _in_runs(layouts: Sequence[Layout], uniform: UniformPartitions) -> list[Layout]:

@@ -49,11 +49,11 @@ class LayerProfile:
     def over_cuts(self) -> tuple[float, ...]:
         """Bytes of all values made before and read behind each cut, 0 .. n."""
         count = len(self.layers)
-        found = [0.0] * (count + 1)
+        sizes = [0.0] * (count + 1)
         for i, readers in enumerate(self.readers):
             for cut in range(i + 1, max(readers, default=i) + 1):
-                found[cut] += self.layers[i].value
-        return tuple(found)
+                sizes[cut] += self.layers[i].value
+        return tuple(sizes)
 
     @property
     def rows(self) -> int | None:

@@ -35,12 +35,10 @@ from synchromesh.planner.chain.problem import Floats
 from synchromesh.planner.stages.plans import plan_of
 from synchromesh.planner.stages.problem import (
     PlannedStage,
-    StageCosts,
     StageFacts,
     StagePlan,
     StageProblem,
     group_sizes,
-    in_flight,
     micro_batch_numbers,
     stage_costs,
 )
@@ -50,6 +48,7 @@ from synchromesh.values.buckets import SIZES
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
+from synchromesh.values.schedule import most_in_flight
 from synchromesh.values.size import readable
 
 
@@ -144,17 +143,13 @@ class _Planning:
     def problem(self) -> StageProblem:
         devices = [device for _, device in self.cluster.ranks]
         sizes, count = group_sizes(len(devices)), len(self.profile.layers)
-
-        @cache
-        def costs(micro_batches: int) -> StageCosts:
-            return stage_costs(lambda size, _: self.facts(size, micro_batches), sizes, (1,), count)
-
+        costs = cache(lambda m: stage_costs(self.facts, m, sizes, (1,), count))
         numbers = micro_batch_numbers(self.rows)
         rates = [device.flops.get("float32", 0.0) for device in devices]
         slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
         return StageProblem(count, sizes, self.limits, slowdowns, numbers, costs)
 
-    def facts(self, size: int, micro_batches: int) -> StageFacts | None:
+    def facts(self, size: int, _: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""
         layers = self.profile.layers
         if micro_batches * size > self.rows:
@@ -185,29 +180,29 @@ class _Planning:
         over = share * together * np.array(self.profile.over_cuts)
         return np.where(over, link.latency_seconds + over / link.bytes_per_second, 0.0)
 
-    def candidate(self, found: StagePlan) -> LayerCandidate:
-        m, costs = found.micro_batches, self.problem.costs(found.micro_batches)
+    def candidate(self, staged: StagePlan) -> LayerCandidate:
+        m, costs = staged.micro_batches, self.problem.costs(staged.micro_batches)
         devices, layers = self.problem.devices, self.profile.layers
         memory, seconds, busy = [], [], 0.0
-        for s, stage in enumerate(found.stages):
+        for s, stage in enumerate(staged.stages):
             at = (stage.way, stage.first, stage.end, self.problem.sizes.index(stage.devices))
             resident, kept = float(costs.resident[at]), float(costs.kept[at])
-            held = in_flight(len(found.stages) - s, m) * kept
+            held = most_in_flight(len(staged.stages), (s,), m) * kept
             memory.append(PeakMemory(round(resident), round(resident + held)))
             seconds.append(float(costs.seconds[at]))
             work = sum(x.forward + x.backward for x in layers[stage.first : stage.end])
             busy += work * self.rows / self.profiled
-        plan = plan_of(found, [x.name for x in layers], (1,), range(devices))
-        if len(found.stages) == 1:
+        plan = plan_of(staged, [x.name for x in layers], (1,), range(devices))
+        if len(staged.stages) == 1:
             plan = Plan(LayoutSpec("data" if devices > 1 else "single"), micro_batches=m)
         time = StepTime(
-            found.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
+            staged.seconds, forward=0.0, backward=0.0, update=0.0, computed=busy / devices,
             waited=0.0, pieces=1,
         )  # fmt: skip
-        idle = max(0.0, 1 - busy / (devices * found.seconds))
+        idle = max(0.0, 1 - busy / (devices * staged.seconds))
         return LayerCandidate(
-            plan=plan, time=time, memory=tuple(memory), fits=True, reason="", stages=found.stages,
-            stage_seconds=tuple(seconds), idle=idle, gap=found.gap,
+            plan=plan, time=time, memory=tuple(memory), fits=True, reason="", stages=staged.stages,
+            stage_seconds=tuple(seconds), idle=idle, gap=staged.gap,
         )  # fmt: skip
 
     def misfit(self) -> str:

@@ -150,7 +150,10 @@ class LivePlanning:
         return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        return None if self._facts is None else self._facts.solved(step, plan)
+        facts = self._facts
+        if facts is None or facts.problem.step is not step:
+            return None
+        return facts.partitions.known(plan)
 
     def choose(self, step: Step) -> Plan:
         self.choice = self.session(step).best()
@@ -160,8 +163,8 @@ class LivePlanning:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """That the plan was chosen from, it first; none if it was given, or rows have changed."""
-        as_chosen = self.choice is not None and self.rows == self._choice_rows
-        return self.choice.candidates if self.choice is not None and as_chosen else ()
+        choice = self.choice if self.rows == self._choice_rows else None
+        return choice.candidates if choice else ()
 
     def cut(self, step: Step, plan: Plan) -> Plan:
         """`plan`, which leaves its cuts open, with stages of level work; measures the components

@@ -118,8 +118,12 @@ def plan(
     say("tracing the model")
     step = trace(model, loss, example, training=True, autocast=autocast)
     asked = [parsed(p) for p in plans]
-    if step.opaque:
-        return Planned(_opaque(step, place, asked), place, rows)
+    if step.opaque:  # no traced graph to estimate: one plan, and those that were given
+        count, band = len(place.ranks), place.error_band
+        nothing = Profile(count, source=SOURCE, error_band=band, emulated=place.emulated)
+        one = Choice.untraced(step, nothing)
+        others = (Candidate(p, None, (), False, one.chosen.reason, True) for p in asked)
+        return Planned(replace(one, candidates=(one.chosen, *others)), place, rows)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
@@ -180,13 +184,3 @@ def cluster_of(text: str) -> Cluster:
             )
         return Cluster.load(text)
     return catalogue.cluster(text)
-
-
-def _opaque(step: Step, cluster: Cluster, given: Sequence[Plan]) -> Choice:
-    """The one plan of a model without a traced graph to estimate, and those that were given."""
-    profile = Profile(
-        len(cluster.ranks), source=SOURCE, error_band=cluster.error_band, emulated=cluster.emulated
-    )
-    choice = Choice.untraced(step, profile)
-    others = (Candidate(p, None, (), False, choice.chosen.reason, True) for p in given)
-    return replace(choice, candidates=(choice.chosen, *others))

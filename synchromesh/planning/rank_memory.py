@@ -2,10 +2,10 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.cost.peak_memory import PeakMemory, held_bytes
@@ -18,7 +18,7 @@ from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say
 from synchromesh.programs.memory import process_bytes, storage_bytes
 from synchromesh.programs.model import Model
-from synchromesh.programs.optimizer import state_factor
+from synchromesh.programs.optimizer import state_factor, states_of
 from synchromesh.values.holding import Holding
 from synchromesh.values.plan import Plan
 
@@ -58,9 +58,8 @@ class RankMemory:
     def limit(self) -> None:
         """Notes what memory there is, while this process has no tensors but the model's and its
         optimizer's: others count as what planning may not use. All ranks call alike."""
-        state = (x for s in self.optimizer.state.values() for x in s.values())
-        tensors = (x for x in state if isinstance(x, Tensor))
-        present = [*self.model.parameters.values(), *self.model.buffers.values(), *tensors]
+        states = states_of(self.optimizer)
+        present = [*self.model.parameters.values(), *self.model.buffers.values(), *states]
         mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
         self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
         reserve = Headroom.RESERVE if self.world.device.type == "cpu" else 0
@@ -83,17 +82,13 @@ class RankMemory:
         least = [sum(held_bytes(h, 0.0, ()).values()) for h in held]
         limits = [self.limits[r] for r in ranks]
         tight = any(TUNING.plenty * n > limit for n, limit in zip(least, limits, strict=True))
-        factor = self._state_factor() if tight else 0.0
+        factor = 0.0  # bytes of optimizer state for a byte of a parameter
+        if tight:
+            with suppress(Exception):  # of the user's optimizer, whose own step will say it
+                dtypes = [p.dtype for g in self.optimizer.param_groups for p in g["params"]]
+                factor = state_factor(self.optimizer, self.world.device, dtypes[0])
         bytes_ = [round(sum(held_bytes(h, factor, h).values())) for h in held]
         return Candidate(plan, None, tuple(PeakMemory(n, n) for n in bytes_), True, "")
-
-    def _state_factor(self) -> float:
-        """Bytes of optimizer state for a byte of a parameter."""
-        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
-        try:
-            return state_factor(self.optimizer, self.world.device, dtypes[0])
-        except Exception:  # of the user's optimizer, whose own step will say it
-            return 0.0
 
     def warn_of_shortage(self, candidate: Candidate, rows: int, given: bool) -> None:
         """Says once of a plan that it will not fit, and leaves that for the launcher; where it

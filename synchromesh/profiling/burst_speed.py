@@ -12,7 +12,7 @@ clock, which stands still while a process is stopped, and last `slowdown` times 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -73,9 +73,7 @@ def _known(world: World, taken: Sequence[_Run]) -> bool:
 
 
 def _mean(world: World, numbers: Sequence[float]) -> float:
-    total = torch.tensor(sum(numbers) / len(numbers), dtype=torch.float64)
-    world.everyone.all_reduce(total, counted=False)
-    return float(total) / world.size
+    return fmean(world.everyone.all_gather_json(fmean(numbers)))
 
 
 def _run(x: torch.Tensor) -> _Run:

@@ -48,12 +48,11 @@ from synchromesh.programs.clock import clock
 from synchromesh.programs.compute import TUNING as TIMING
 from synchromesh.programs.memory import storage_bytes
 from synchromesh.programs.model import Model
-from synchromesh.programs.optimizer import update
+from synchromesh.programs.optimizer import states_of, update
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Calls, Compute, Curve, Pattern, Profile
 
 T = TypeVar("T")
@@ -95,11 +94,11 @@ class LiveFacts:
 
     @property
     def present(self) -> list[Tensor]:
-        tensors = [*self.tensors.values(), *_tensors_of(self.optimizer)]
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in trained if p.grad is not None]
+        of_optimizer = *trained, *gradients, *states_of(self.optimizer)
+        tensors = [*self.tensors.values(), *of_optimizer]
         return [x for x in tensors if not x.is_meta and x.layout == torch.strided]
-
-    def solved(self, step: Step, plan: Plan) -> Partition | None:
-        return self.partitions.known(plan) if step is self.problem.step else None
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:
         """What rank 0 finds: the others need not look for it, and cannot disagree."""
@@ -223,7 +222,13 @@ class LiveFacts:
 
     def _besides(self, ranks: Sequence[int]) -> Profile:
         world, device = self.world, measure_device_model(self.world)
-        costs, fault = self._optimizer_costs()
+        costs: tuple[float, ...] = (0.0,) * 7
+        fault = ""
+        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
+        try:  # seconds a step, a byte, a tensor, a copied byte; bytes of state and work
+            costs = astuple(update(self.optimizer, world.device, dtypes[0]))
+        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
+            fault = first_line(error)
         slowdown = device.slowdown_of(world.rank)
         calls = call_seconds(world, self.model, self.optimizer, self.example)
         calls = replace(calls, step=calls.step + costs[0]).scaled(slowdown)
@@ -237,26 +242,6 @@ class LiveFacts:
             calls=Calls(*times), host=agreement_seconds(world),
             missing=tuple(f"the optimizer's step: {f}" for f in faults[:1]),
         )  # fmt: skip
-
-    def _optimizer_costs(self) -> tuple[tuple[float, ...], str]:
-        """Seconds a step, a byte, a tensor, a copied byte; bytes of state and work; why none."""
-        dtypes = [p.dtype for group in self.optimizer.param_groups for p in group["params"]]
-        try:
-            t = update(self.optimizer, self.world.device, dtypes[0])
-        except Exception as error:  # whatever it is: the other ranks wait for this one's numbers
-            return (0.0,) * 7, first_line(error)
-        seconds = t.once, t.byte, t.tensor, t.copy_byte
-        return (*seconds, t.state_factor, t.work_largest, t.work_byte), ""
-
-
-def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-    for state in optimizer.state.values():
-        yield from (x for x in state.values() if isinstance(x, Tensor))
 
 
 def broadcast(world: World, find: Callable[[], Any]) -> Any:

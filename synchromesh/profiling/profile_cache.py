@@ -7,12 +7,13 @@ they take about what they did, curves are scaled by what they take now. Where th
 profile of another day is of no use, and compute or network is measured anew."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from statistics import median
-from typing import Any
 
+from synchromesh.planner.problem import Say
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.profiling.profile_folder import (
     ProfileFolder,
@@ -27,7 +28,6 @@ from synchromesh.values.profile import Curve, Profile
 
 # times as slow or as quick as before, from where curves are not scaled (chosen, not measured)
 MOST_OFF = 1.5
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class ProfileCache:
 
     def keep(self, profile: Profile, known: Profile | None) -> None:
         """Stores what was measured besides `known`; what was merely scaled is not."""
-        grown = known is None or _measured(profile) != _measured(known)
+        measured = attrgetter("compute", "network", "overlap")
+        grown = known is None or measured(profile) != measured(known)
         if self.folder is not None and self.key is not None and grown and profile.compute:
             self.folder.store(self.key, profile)
 
@@ -133,10 +134,6 @@ def _links_off(known: Profile, sampled: Profile) -> float:
 def _factor(one: float, other: float) -> float:
     a, b = sorted((one, other))
     return (b + SAMPLING.slack) / (a + SAMPLING.slack)
-
-
-def _measured(profile: Profile) -> tuple[Any, ...]:
-    return profile.compute, profile.network, profile.overlap
 
 
 def reuse_text(stored: StoredProfile, reused: Profile, compute: float, network: float) -> str:

@@ -37,7 +37,18 @@ def record(
 
     def value_of(node: Node) -> Any:
         if node not in env:
-            env[node] = _placeholder(node, given, tensors, step.constants, batch, device)
+            name = meta.name(node)
+            match meta.role(node):
+                case "rows":
+                    env[node] = rows_of(batch)
+                case "leaf":
+                    env[node] = given[name].to(device)
+                case "constant":
+                    env[node] = step.constants[name].to(device)
+                case "buffer":  # effects write into buffers: into a copy of them here
+                    env[node] = tensors[name].detach().clone()
+                case _:
+                    env[node] = tensors[name].detach()
         return env[node]
 
     users = {node: len(node.users) for node in step.graph.nodes}
@@ -57,22 +68,6 @@ def record(
                 if not users[used]:
                     del env[used]
     return recorded
-
-
-def _placeholder(
-    node: Node, given: Mapping[str, Tensor], tensors: Mapping[str, Tensor],
-    constants: Mapping[str, Tensor], batch: Any, device: torch.device,
-) -> Any:  # fmt: skip
-    role, name = meta.role(node), meta.name(node)
-    if role == "rows":
-        return rows_of(batch)
-    if role == "leaf":
-        return given[name].to(device)
-    if role == "constant":
-        return constants[name].to(device)
-    # effects write into buffers: into a copy of them here
-    tensor = tensors[name].detach()
-    return tensor.clone() if role == "buffer" else tensor
 
 
 def tiled(x: Tensor, rows: Rows | None, count: int) -> Tensor:

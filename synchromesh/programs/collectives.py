@@ -31,14 +31,11 @@ class _AsyncMove:
 
     def __init__(self, forward: Begin, backward: Begin) -> None:
         self.forward, self.backward = forward, backward
-        self._finish: Finish | None = None
-
-    def begin(self, finish: Finish) -> None:
-        self._finish = finish
+        self.finish: Finish | None = None  # of what is under way
 
     def end(self) -> Tensor:
-        assert self._finish is not None, "an arrival follows its departure"
-        finish, self._finish = self._finish, None
+        finish, self.finish = self.finish, None
+        assert finish is not None, "an arrival follows its departure"
         return finish()
 
 
@@ -46,7 +43,7 @@ class _Depart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, move: _AsyncMove) -> Tensor:
         ctx.move = move
-        move.begin(move.forward(x))
+        move.finish = move.forward(x)
         return x.new_zeros(1)
 
     @staticmethod
@@ -64,7 +61,7 @@ class _Arrive(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.move.begin(ctx.move.backward(gradient))
+        ctx.move.finish = ctx.move.backward(gradient)
         return gradient.new_zeros(1), None
 
 
@@ -285,17 +282,13 @@ def depart(
     there = Transfer(group, source, target, length)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return (lambda: x) if forward is _identity else forward(x, there)
-    back = Transfer(group, target, source, _length_back(x, source, target, length))
+    wide = 0
+    if target.sharded:
+        wide = length if source.sharded and source.dim == target.dim else x.shape[target.dim]
+    back = Transfer(group, target, source, wide)
     if forward in QUIET and backward in QUIET:
         return lambda: _Move.apply(x, there, back)
     return async_move(x, lambda value: forward(value, there), lambda dy: backward(dy, back))
-
-
-def _length_back(x: Tensor, source: Placement, target: Placement, length: int) -> int:
-    if not target.sharded:
-        return 0
-    along = source.sharded and source.dim == target.dim
-    return length if along else x.shape[target.dim]
 
 
 def move(

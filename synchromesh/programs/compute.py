@@ -25,7 +25,6 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import walking
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
-from synchromesh.values.component import Parameter
 from synchromesh.values.placement import REPLICATED
 
 
@@ -83,10 +82,11 @@ class Bench:
         self.operators = sum(n.op == "call_function" for n in local.graph.graph.nodes)
         self.watched: tuple[float, float] | None = None  # seconds of the run of `bytes`
         described = {p.name: p for p in (*local.component.parameters, *local.component.buffers)}
-        self.tensors = [
-            self._local_tensor(described[name], partition, local, tensors[name])
-            for name in (*local.parameters, *local.buffers)
-        ]
+        self.tensors = []
+        for name in (*local.parameters, *local.buffers):
+            placement = partition.placements.get((name, local.layout), REPLICATED)
+            own = local_part(tensors[name].to(device), placement, size)
+            self.tensors.append(own.requires_grad_(described[name].trainable))
         self.constants = [step.constants[c.name].to(device) for c in local.constants]
         self.inputs = []
         for item in local.inputs:
@@ -104,13 +104,6 @@ class Bench:
             here = border.shape[of.dim] // (of.segments * of.inner) if of else rows
             taken += 2 * border.nbytes * rows / here
         return taken
-
-    def _local_tensor(
-        self, described: Parameter, partition: Partition, local: LocalComponent, full: Tensor
-    ) -> Tensor:
-        placement = partition.placements.get((described.name, local.layout), REPLICATED)
-        part = local_part(full.to(self.device), placement, local.layout.tensor)
-        return part.requires_grad_(described.trainable)
 
     def forward(self) -> tuple[Tensor, ...]:
         walk = self.walk(self.axis, self.rows, *self.inputs, *self.tensors, *self.constants)
@@ -199,20 +192,14 @@ class Bench:
         kept_inputs = tuple(sorted(inputs[key] for key in saved if key in inputs))
         made = enumerate(y.untyped_storage()._cdata for y in outputs)
         kept_outputs = tuple(i for i, key in made if key in saved)
-        token = self._token(outputs)
+        seeded = [y for y in outputs if y.requires_grad]
+        # what backward begins from without keeping outputs or their gradients alive
+        token = _Token.apply(self.seed, *seeded) if seeded else None
         total = sum(s.nbytes() for s in kept)
         saved.clear()
-        del outputs
+        del outputs, seeded
         backward, staying = self._watched(token, kept, first, left)
         return Bytes(total, live.peak, backward, staying, kept_inputs, kept_outputs)
-
-    def _token(self, outputs: Sequence[Tensor]) -> Tensor | None:
-        """What backward begins from without keeping outputs or their gradients alive."""
-        seeded = [y for y in outputs if y.requires_grad]
-        if not seeded:
-            return None
-        token: Tensor = _Token.apply(self.seed, *seeded)
-        return token
 
     def _watched(
         self, token: Tensor | None, kept: list[Any], forward: float, limit: float

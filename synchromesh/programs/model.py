@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 from weakref import WeakSet, ref
 
 import torch
@@ -24,13 +24,6 @@ def describe(name: str, tensor: Tensor) -> Parameter:
     if isinstance(tensor, nn.Parameter):
         return Parameter(name, shape, dtype, tensor.requires_grad)
     return Parameter(name, shape, dtype, trainable=False, buffer=True)
-
-
-def _slots(module: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[nn.Module, str, str]]:
-    for part in module.modules():
-        for key, tensor in (*part._parameters.items(), *part._buffers.items()):
-            if tensor is not None:
-                yield part, key, names[id(tensor)]
 
 
 def _running_statistics(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
@@ -60,7 +53,12 @@ class Model:
         names = {id(p): n for n, p in self.parameters.items()}
         names |= {id(b): n for n, b in self.buffers.items()}
         # module, attribute, name of a reference
-        self.slots: list[tuple[nn.Module, str, str]] = list(_slots(module, names))
+        self.slots = [
+            (part, key, names[id(tensor)])
+            for part in self._modules
+            for key, tensor in (*part._parameters.items(), *part._buffers.items())
+            if tensor is not None
+        ]
         self._references: Any = self._standing() or [[]] * 4
         self.persistent = frozenset(  # names that state_dict and checkpoints carry
             name for part, key, name in self.slots if key not in part._non_persistent_buffers_set
@@ -107,15 +105,13 @@ class Model:
         tables, keys, paths, known = self._references
         if (standing := [*map(id, map(dict.get, tables, keys))]) != known:
             pairs = zip(paths, standing, known, strict=True)
-            self._refuse_replaced(next(path for path, a, b in pairs if a != b))
+            name = next(path for path, a, b in pairs if a != b)
+            raise ValueError(
+                f"the model's {name} is another object than the one that was prepared: change "
+                "values in place (`with torch.no_grad(): parameter.copy_(new)`), or close this "
+                "trainer and prepare the model again"
+            )
         return tuple(map(_REQUIRES_GRAD, self.parameters.values()))
-
-    def _refuse_replaced(self, name: str) -> NoReturn:
-        raise ValueError(
-            f"the model's {name} is another object than the one that was prepared: change values "
-            "in place (`with torch.no_grad(): parameter.copy_(new)`), or close this trainer and "
-            "prepare the model again"
-        )
 
     def describe_trained(self) -> None:
         """Notes which parameters require gradients now. ValueError for one that is new."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.programs.clock import synchronised
@@ -27,7 +27,7 @@ TRIAL = StateTrial()
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """What a step takes of an optimizer, in seconds of this rank's clock (`programs/clock.py`).
+    """What a step takes of an optimizer, in seconds: where measured, of this rank's clock.
 
     seconds = once + byte * bytes + tensor * tensors; state bytes = state_factor * bytes;
     bytes alive besides in the step = work_largest * largest tensor + work_byte * bytes."""
@@ -35,10 +35,10 @@ class OptimizerCost:
     once: float
     byte: float
     tensor: float
-    state_factor: float
     copy_byte: float  # seconds to copy a byte of a gradient into a bucket
-    work_largest: float
-    work_byte: float
+    state_factor: float
+    work_largest: float = 0.0
+    work_byte: float = 0.0
 
 
 def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> OptimizerCost:
@@ -53,7 +53,7 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
     byte = max(0.0, (one.seconds - least) / TRIAL.bytes)
     largest = max(0.0, (one.work - other.work) / (TRIAL.bytes / few[0] - TRIAL.bytes / many[0]))
     work = max(0.0, (other.work - largest * TRIAL.bytes / many[0]) / TRIAL.bytes)
-    return OptimizerCost(once, byte, tensor, one.state_factor, _copy(device, dtype), largest, work)
+    return OptimizerCost(once, byte, tensor, _copy(device, dtype), one.state_factor, largest, work)
 
 
 def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
@@ -62,12 +62,13 @@ def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype)
     parameter.grad = torch.full_like(parameter, 1e-3)
     twin = twin_of(optimizer, [parameter])
     twin.step()
-    return _state_bytes(twin) / parameter.nbytes
+    return sum(x.nbytes for x in states_of(twin)) / parameter.nbytes
 
 
-def _state_bytes(twin: Optimizer) -> int:
-    state = [x for s in twin.state.values() for x in s.values() if isinstance(x, torch.Tensor)]
-    return sum(x.numel() * x.element_size() for x in state)
+def states_of(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors of its state."""
+    every = (x for state in optimizer.state.values() for x in state.values())
+    return [x for x in every if isinstance(x, Tensor)]
 
 
 def _copy(device: torch.device, dtype: torch.dtype) -> float:
@@ -109,9 +110,8 @@ def _step(
             p.grad = torch.full_like(p, 1e-3)
 
     seconds = _median(twin.step, device, before=fill)
-    state_bytes = _state_bytes(twin)
+    state_bytes = sum(x.nbytes for x in states_of(twin))
     fill()
     with LiveBytes() as live:
         twin.step()
-    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
-    return _Step(seconds, state_bytes / parameter_bytes, live.peak)
+    return _Step(seconds, state_bytes / sum(p.nbytes for p in parameters), live.peak)

@@ -87,9 +87,13 @@ class _Source:
     def compiled(self) -> Callable[..., Walk]:
         given = [node.name for node in self.nodes if node.op == "placeholder"]
         lines = [f"def walk({', '.join(given)}):", "    yield from ()"]  # even where nothing moves
-        dead: dict[Node, list[str]] = {}
-        for node, last in self._last_uses().items():
-            dead.setdefault(last, []).append(f"; {node.name} = None")
+        last = {node: node for node in self.nodes if node.op != "placeholder"}
+        for node in self.nodes:
+            last |= dict.fromkeys(node.all_input_nodes, node)
+        dead: dict[Node, list[str]] = {}  # with the last node that reads each one, or itself
+        for node, at in last.items():
+            if at.op != "output":  # outputs live on
+                dead.setdefault(at, []).append(f"; {node.name} = None")
         lines += [
             f"    {self._line(node)}{''.join(dead.get(node, ()))}"
             for node in self.nodes
@@ -98,13 +102,6 @@ class _Source:
         exec("\n".join(lines), self.globals)
         made: Callable[..., Walk] = self.globals["walk"]
         return made
-
-    def _last_uses(self) -> dict[Node, Node]:
-        """The last node that reads each one, or itself; outputs live on."""
-        last = {node: node for node in self.nodes if node.op != "placeholder"}
-        for node in self.nodes:
-            last |= dict.fromkeys(node.all_input_nodes, node)
-        return {node: at for node, at in last.items() if at.op != "output"}
 
     def _line(self, node: Node) -> str:
         args = [self._text(a) for a in node.args]

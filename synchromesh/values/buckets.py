@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, TypeVar
 
+from synchromesh.values.placement import Placement
 from synchromesh.values.schedule import Action
 
 T = TypeVar("T")
@@ -47,6 +48,14 @@ class BucketKind:
     dtype: Hashable
     scattered: bool = False
     stages: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls, ranks: Hashable, dtype: Hashable, part: Placement, users: tuple[int, ...],
+        each_backward: bool,
+    ) -> "BucketKind":  # fmt: skip
+        """Of a parameter of which a rank keeps `part`, which the stages `users` use."""
+        return cls(ranks, dtype, part.sharded, users if each_backward else ())
 
 
 def fill(

@@ -219,17 +219,25 @@ def forward_only(of: tuple[int, ...], micro_batches: int) -> Schedule:
     return listing.schedule
 
 
-class _Listing:
-    """A list scheduler: in each unit of time each group begins the first of its ready actions.
+def most_in_flight(stages: int, own: Sequence[int], micro_batches: int) -> int:
+    """The most forwards under 1F1B, interleaved or not, that await their backward on the group
+    whose stages are `own`, ascending, of S:
 
-    Forwards come before backwards while a group has fewer in flight than its cap. Of either, the
-    first `block` micro-batches come first, by stage (backward from the last one), then the next:
-
-        cap  =  min(sum of (S - s) over its stages s, 2 S - 1 - first - last)         S stages
+        min(sum of (S - s) over its stages s, 2 S - 1 - first - last, all that it runs)
 
     The sum is what 1F1B holds on each of its stages. The other is the units of time between its
     first forward (`first`, its first stage) and its first backward, in which a group that comes
     again is kept busy: (v - 1) p + 2 (p - r - 1) + 1 on group r of p with v stages each."""
+    held, busy = sum(stages - s for s in own), 2 * stages - 1 - own[0] - own[-1]
+    return min(held, busy, len(own) * micro_batches)
+
+
+class _Listing:
+    """A list scheduler: in each unit of time each group begins the first of its ready actions.
+
+    Forwards come before backwards while a group has fewer in flight than its cap. Of either, the
+    first `block` micro-batches come first, by stage (backward from the last one), then the
+    next."""
 
     def __init__(self, of: Sequence[int], micro_batches: int, block: int = 1) -> None:
         if micro_batches < 1 or set(of) != set(range(max(of, default=-1) + 1)) or not of:
@@ -242,10 +250,7 @@ class _Listing:
         for stage, group in enumerate(of):
             self.stages[group].append(stage)
         count = len(of)
-        self.caps = [
-            min(sum(count - s for s in its), 2 * count - 1 - its[0] - its[-1])
-            for its in self.stages
-        ]
+        self.caps = [most_in_flight(count, its, micro_batches) for its in self.stages]
         self.held = [0] * len(self.stages)  # forwards in flight on each group
         self.done: dict[ActionKind, list[int]] = {"F": [0] * count, "B": [0] * count}
         self.lists: list[list[Action]] = [[] for _ in self.stages]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from synchromesh.cost.step_time import PlannedStep
+from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.trace.partition.local import (
     Computation,
     Event,

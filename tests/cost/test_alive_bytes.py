@@ -40,8 +40,8 @@ def picture(
     }
     forms = {form_of(VALUES[name], layout, REPLICATED): 0 for name in handed}
     found = Lifetimes(components, memory, forms)
-    ends = [found.after_forward(i) for i in components]
-    ends += [found.after_backward(i) for i in reversed(components)]
+    ends = [found.after_forward[i] for i in components]
+    ends += [found.after_backward[i] for i in reversed(components)]
     return ["".join(sorted(name for name, *_ in its)) for its in (*ends, found.after_stage(0))]
 
 

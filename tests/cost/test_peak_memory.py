@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
-from synchromesh.cost.step_time import PlannedStep, Unmeasured
+from synchromesh.cost.planned_step import PlannedStep, Unmeasured
 from synchromesh.programs.borders import StandIns, record
 from synchromesh.programs.compute import Bench
 from synchromesh.programs.memory import LiveBytes

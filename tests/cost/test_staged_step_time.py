@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Traffic, Unmeasured, best_pieces, step_time
+from synchromesh.cost.planned_step import PlannedStep, Unmeasured
+from synchromesh.cost.step_time import Traffic, best_pieces, step_time
 from synchromesh.trace.partition.local import Input, Output
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout

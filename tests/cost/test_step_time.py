@@ -11,8 +11,15 @@ from torch import Tensor
 
 from synchromesh.cost import step_time as module
 from synchromesh.cost.gradients import GroupGradients
-from synchromesh.cost.planned_step import ComputeShare, Transmit, turns_of, walked
-from synchromesh.cost.step_time import PlannedStep, Unmeasured, best_pieces, step_time
+from synchromesh.cost.planned_step import (
+    ComputeShare,
+    PlannedStep,
+    Transmit,
+    Unmeasured,
+    turns_of,
+    walked,
+)
+from synchromesh.cost.step_time import best_pieces, step_time
 from synchromesh.engine import program
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.programs.batch_norm import BatchNormPolicy

@@ -20,7 +20,7 @@ DEVICE = Device("d", 10**9, {"float32": 1e12, "tf32": 8e12, "bfloat16": 16e12}, 
 def operations(function: Callable[[], Any]) -> list[Operation]:
     with Operations() as ran:
         function()
-    return ran.found
+    return ran.operators
 
 
 def test_a_linear_by_hand() -> None:

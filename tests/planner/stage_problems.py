@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from synchromesh.planner.stages.problem import PlannedStage, StageCosts, StageProblem, in_flight
+from synchromesh.planner.stages.problem import PlannedStage, StageCosts, StageProblem
 
 WAYS = 2
 
@@ -55,7 +55,7 @@ def evaluate(problem: StageProblem, plan: Sequence[PlannedStage], micro_batches:
     for s, stage in enumerate(plan):
         at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
         slowdown, limit = problem.kind(start, stage.devices)
-        held = in_flight(len(plan) - s, micro_batches) * costs.kept[at]
+        held = min(len(plan) - s, micro_batches) * costs.kept[at]
         if costs.resident[at] + held > limit or np.isinf(costs.seconds[at]):
             return float("inf")
         seconds = slowdown * costs.seconds[at]

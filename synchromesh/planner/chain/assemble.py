@@ -22,11 +22,12 @@ is too small by these gathers; and neighbours agree on states for the plan, whic
 than those of their uniform partitions, so that its sum is too large."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from synchromesh.cost.step_time import Unmeasured
+from synchromesh.cost.planned_step import Unmeasured
 from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.chain.links import crossing_values, prices_of
 from synchromesh.planner.chain.problem import ChainPlan, Option, PricedEdge, Problem
@@ -36,7 +37,7 @@ from synchromesh.planner.uniform import UniformPartitions, holdings_of, kinds
 from synchromesh.planner.wording import worded
 from synchromesh.trace.partition.local import Partition
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout, ShardStates
+from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -51,8 +52,15 @@ class Assembled:
 
 Saving = tuple[ShardStates, bool]  # of memory: what is sharded, whether it is recomputed
 AS_IS: tuple[Saving, ...] = (("none", False),)
-# of the one micro-batch that the search knows: gradients of one are sharded at every level
-SAVINGS: tuple[Saving, ...] = tuple(product(("none", "optimizer", "parameters"), (False, True)))
+
+
+def levels(micro_batches: int) -> tuple[ShardStates, ...]:
+    """Every level of sharding that frees more than the one before; gradients of one micro-batch
+    are sharded when they are there, whatever the level."""
+    return tuple(s for s in STATES if s != "gradients" or micro_batches > 1)
+
+
+SAVINGS: tuple[Saving, ...] = tuple(product(levels(1), (False, True)))  # one is all searches know
 
 
 def assemble(
@@ -93,18 +101,15 @@ class _Offers:
     @cached_property
     def first(self) -> Mapping[int, Mapping[str, int]]:
         """By degree: the first component that reads a value of another one."""
-        found: dict[int, dict[str, int]] = {}
+        firsts: dict[int, dict[str, int]] = {}
         for m, made in self.uniform.partitions.items():
             for i, local in enumerate(made.components):
                 for item in local.inputs:
-                    found.setdefault(m, {}).setdefault(item.value.name, i)
-        return found
+                    firsts.setdefault(m, {}).setdefault(item.value.name, i)
+        return firsts
 
     def layout(self, degree: int, index: int, saving: Saving) -> Layout:
-        layout = self.uniform.partitions[degree].components[index].layout
-        if self.uniform.offers(degree, index):
-            layout = self.uniform.layout(degree)
-        states, recompute = saving
+        layout, (states, recompute) = self.uniform.layout_of(degree, index), saving
         states = states if layout.data > 1 else "none"
         return replace(layout, shard_states=states, recompute=recompute)
 
@@ -142,10 +147,11 @@ class _Offers:
             self._kinds[degree, states] = kinds(self.uniform, degree, held)
         key = (degree, self._kinds[degree, states][index], saving)
         if key not in self._known:
-            self._known[key] = component_costs(
-                self.uniform, degree, index, held, self.profile, recompute=recompute
-            )
-        return self._known[key]
+            with suppress(Unmeasured):
+                self._known[key] = component_costs(
+                    self.uniform, degree, index, held, self.profile, recompute=recompute
+                )
+        return self._known.setdefault(key, None)
 
     def _waits(
         self, degree: int, index: int, saving: Saving, own: ComponentCosts
@@ -171,7 +177,7 @@ class _Offers:
         """Bytes of values of other components that it keeps for backward and is first to read."""
         local = self.uniform.partitions[degree].components[index]
         kept = self.profile.compute[local.program].memory.kept_inputs
-        rows = -(-self.uniform.rows // self.layout(degree, index, AS_IS[0]).data)
+        rows = -(-self.uniform.rows // self.uniform.layout_of(degree, index).data)
         total = 0.0
         for number, item in enumerate(local.inputs):
             first = self.first[degree][item.value.name] == index
@@ -193,7 +199,7 @@ def _sharded(made: Partition, index: int) -> bool:
 class ChainSearch:
     assembled: Assembled
     limit: float  # bytes of a device
-    found: ChainPlan
+    best: ChainPlan
 
     @classmethod
     def of(
@@ -210,8 +216,8 @@ class ChainSearch:
         return cls(assembled, limit, search(assembled.problem, limit, most))
 
     def plans(self, planned: PlanningProblem) -> list[Plan]:
-        every = (self.found, *self.found.alternatives)
-        layouts = (self.layouts(found.choice) for found in every)
+        every = (self.best, *self.best.alternatives)
+        layouts = (self.layouts(plan.choice) for plan in every)
         return [worded(planned.names, x, planned.modules, planned.step.coupling) for x in layouts]
 
     def layouts(self, choice: Sequence[int]) -> tuple[Layout, ...]:

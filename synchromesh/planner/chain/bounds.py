@@ -40,8 +40,8 @@ class Weights:
     @property
     def compute(self) -> Floats:
         """phi by cut."""
-        found: Floats = np.minimum(np.concatenate([[0.0], np.cumsum(self.change)]), 1.0)
-        return found
+        shares: Floats = np.minimum(np.concatenate([[0.0], np.cumsum(self.change)]), 1.0)
+        return shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +85,8 @@ class Bound:
         """Least step time of the plans that a label at this cut can become."""
         phi = self.weights.compute[cut]
         mixed = phi * a + (1 - phi) * z + self.weights.byte * memory
-        found: Floats = mixed + self.rest[cut][state] - self._spare
-        return found
+        seconds: Floats = mixed + self.rest[cut][state] - self._spare
+        return seconds
 
 
 def bound(
@@ -103,12 +103,12 @@ def bound(
     best: Bound | None = None
     plans: list[OptionPath] = []
     for _ in range(rounds):
-        found = Bound(weights, _sweep(graph, weights), light, limit)
-        if found.lower == math.inf:
+        swept = Bound(weights, _sweep(graph, weights), light, limit)
+        if swept.lower == math.inf:
             return None
-        plans.append(_shortest(graph, found))
-        if best is None or found.lower > best.lower:
-            best = found
+        plans.append(_shortest(graph, swept))
+        if best is None or swept.lower > best.lower:
+            best = swept
         ceiling, weights = _heaviest(plans, limit)
         if ceiling - best.lower <= close * abs(ceiling):
             break
@@ -169,17 +169,17 @@ def _light(graph: Graph) -> tuple[Floats, ...]:
     return tuple(rest)
 
 
-def _shortest(graph: Graph, found: Bound) -> OptionPath:
+def _shortest(graph: Graph, swept: Bound) -> OptionPath:
     """The plan that a sweep's shortest path from the last cut to the front takes."""
-    phi, state, memory = found.weights.compute, 0, 0.0
+    phi, state, memory = swept.weights.compute, 0, 0.0
     nodes = graph.frontier.table.nodes
     columns = np.zeros((3, len(nodes)))
     options = []
     for i in reversed(range(len(nodes))):
         node, crossing = nodes[i], graph.crossings[i]
-        rest = found.rest[i][crossing.next[state]]
+        rest = swept.rest[i][crossing.next[state]]
         price = crossing.forward[state] + phi[i + 1] * crossing.backward[state]
-        own = _own(node, phi[i], phi[i + 1], found.weights.byte)
+        own = _own(node, phi[i], phi[i + 1], swept.weights.byte)
         option = int(np.argmin((rest + price)[node.at] + own))
         at = node.at[option]
         options.append(int(node.option[option]))

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from synchromesh.cost.planned_step import (
-    Unmeasured,
     collective_seconds,
     gradient_pattern,
+    measured,
     shard_seconds,
 )
-from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, seconds_of
-from synchromesh.trace.partition.local import Communication, LocalComponent
+from synchromesh.planner.uniform import UniformPartitions
+from synchromesh.trace.partition.local import Communication
 from synchromesh.values import buckets
 from synchromesh.values.holding import Holding
-from synchromesh.values.layout import Layout
 from synchromesh.values.profile import Overlap, Pattern, Profile
 from synchromesh.values.sharding import units
 
@@ -37,40 +36,41 @@ class ComponentCosts:
 def component_costs(
     uniform: UniformPartitions, degree: int, index: int, holding_of: Mapping[str, Holding],
     profile: Profile, ranks: Sequence[int] | None = None, recompute: bool = False,
-) -> ComponentCosts | None:  # fmt: skip
-    """On the slowest of `ranks` (None: all); None where nothing is known of the component."""
+) -> ComponentCosts:  # fmt: skip
+    """On the slowest of `ranks` (None: all). Unmeasured where something of it is not known."""
     local = uniform.partitions[degree].components[index]
     local = replace(local, layout=replace(local.layout, recompute=recompute))
-    measured = profile.compute.get(local.program)
-    if measured is None:
-        return None
-    layout = uniform.layout(degree) if uniform.offers(degree, index) else local.layout
+    program = measured(local, profile)
+    layout = uniform.layout_of(degree, index)
     rows = max(1, -(-uniform.rows // layout.data))
     own = [holding_of[name] for name in uniform.own[index]]
     trained = [h for h in own if h.tensor.trainable]
-    try:
-        sent = _Traffic.of(uniform, local, layout, own, profile)
-    except Unmeasured:
-        return None
-    of_ranks = range(len(measured.forward)) if ranks is None else ranks
-    forward = max(measured.forward[r](rows) for r in of_ranks)
-    backward = max(measured.backward[r](rows) for r in of_ranks) + recompute * forward
-    forward += sent.gathers.computing(profile)
-    backward += sent.gathers_again.computing(profile)
-    gradient = sent.reduced + sent.scattered
-    taken = _taken("all_reduce", sent.reduced, profile)
-    taken += _taken("reduce_scatter", sent.scattered, profile)
+    events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
+    inside = [c for event in events for c in event.collectives]
+    there, back = uniform.seconds(inside, layout, profile)  # blocking
+    _, repeats = uniform.seconds(local.repeats, layout, profile)  # where it is recomputed
+    gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
+    reduced = _reduced(trained, uniform, profile)
+    waited, scattered = _scattered(trained, profile)
+    of_ranks = range(len(program.forward)) if ranks is None else ranks
+    forward = max(program.forward[r](rows) for r in of_ranks)
+    backward = max(program.backward[r](rows) for r in of_ranks) + recompute * forward
+    forward += gathers.computing(profile)
+    backward += again.computing(profile)
+    gradient = reduced + scattered
+    taken = _taken("all_reduce", reduced, profile)
+    taken += _taken("reduce_scatter", scattered, profile)
     in_buckets = sum(h.local_bytes for h in trained) * (gradient > 0)
     kept_bytes = sum(h.kept_bytes for h in trained)
     return ComponentCosts(
-        forward=forward + sent.forward, gradient=gradient,
-        backward=backward + sent.backward + sent.repeats + sent.waited,
-        gathered=sent.gathers.seconds, gathered_again=sent.gathers_again.seconds,
+        forward=forward + there, gradient=gradient,
+        backward=backward + back + repeats + waited,
+        gathered=gathers.seconds, gathered_again=again.seconds,
         taken=taken + profile.copy_byte * in_buckets,
         update=profile.update_byte * kept_bytes + profile.update_tensor * len(trained),
         resident=sum(_resident(h, profile) for h in own),
-        kept=0.0 if recompute else measured.memory.kept(rows),
-        working=measured.memory.backward(rows) + sum(map(_gathered_bytes, own)),
+        kept=0.0 if recompute else program.memory.kept(rows),
+        working=program.memory.backward(rows) + sum(map(_gathered_bytes, own)),
     )  # fmt: skip
 
 
@@ -92,36 +92,6 @@ class _Gathers:
         return _taken("all_gather", self.seconds, profile) + profile.copy_byte * self.bytes
 
 
-@dataclass(frozen=True)
-class _Traffic:
-    """Seconds of what a component sends."""
-
-    forward: float  # blocking collectives
-    backward: float
-    repeats: float  # those of forward that recomputation runs again
-    gathers: _Gathers
-    gathers_again: _Gathers  # ahead of backward
-    reduced: float  # all-reduces of gradients
-    waited: float  # reduce-scatters of gradients that backward waits for
-    scattered: float  # the other ones
-
-    @classmethod
-    def of(
-        cls, uniform: UniformPartitions, local: LocalComponent, layout: Layout,
-        own: Sequence[Holding], profile: Profile,
-    ) -> "_Traffic":  # fmt: skip
-        """Of a component that is first to use `own`. Unmeasured where a collective is unknown."""
-        events = [e for e in local.events[local.arrivals :] if isinstance(e, Communication)]
-        inside = [c for event in events for c in event.collectives]
-        trained = [h for h in own if h.tensor.trainable]
-        forward, backward = (seconds_of(uniform, inside, layout, d, profile) for d in DIRECTIONS)
-        waited, scattered = _scattered(trained, profile)
-        repeats = seconds_of(uniform, local.repeats, layout, "backward", profile)
-        gathers, again = (_Gathers.of(own, profile, backward) for backward in (False, True))
-        reduced = _reduced(trained, uniform, profile)
-        return cls(forward, backward, repeats, gathers, again, reduced, waited, scattered)
-
-
 def _gathered_bytes(h: Holding) -> int:
     """Bytes that a sharded tensor takes besides while its component is at work: what that computes
     with, where it has not stayed, and a place in a bucket for its gradient."""
@@ -134,10 +104,10 @@ def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, flo
     """Seconds of the reduce-scatters of its gradients: of those that backward waits for, as no
     more than so many buckets are under way, and of the others."""
     sharded = [h for h in trained if h.parts > 1]
-    found = buckets.fill(
+    filled = buckets.fill(
         sharded, lambda h: (gradient_pattern(h), h.tensor.dtype), lambda h: h.local_bytes
     )
-    seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in found]
+    seconds = [shard_seconds("reduce_scatter", bucket, profile) for bucket in filled]
     most = buckets.SIZES.under_way
     return sum(seconds[:-most]), sum(seconds[-most:])
 

@@ -107,7 +107,10 @@ class Frontier:
         for column, v in enumerate(behind):
             value = self.table.values[v]
             if value.source == i:
-                self._pay(value.prices, border, rows[:, column], forward, backward)
+                numbers, inverse = np.unique(rows[:, column], return_inverse=True)
+                costs = [self.sets.cost(value.prices, int(number)) for number in numbers]
+                forward += np.stack([there[[*border]] for there, _ in costs])[inverse]
+                backward += np.stack([back[[*border]] for _, back in costs])[inverse]
         for value in self._closing(i):  # at least this, whatever the source's border will be
             forms = [value.prices.form[b] for b in border]
             forward += value.prices.forward.min(0)[forms]
@@ -116,16 +119,6 @@ class Frontier:
         columns = [self._wanted(i, v, sets, shape) for v, sets in zip(before, known, strict=True)]
         rows, following = distinct(columns, shape)
         return Transition(rows, following, forward, backward)
-
-    def _pay(
-        self, prices: Prices, border: Sequence[int], wanted: Ints, forward: Floats,
-        backward: Floats,
-    ) -> None:  # fmt: skip
-        numbers, inverse = np.unique(wanted, return_inverse=True)
-        costs = [self.sets.cost(prices, int(number)) for number in numbers]
-        made = list(border)
-        forward += np.stack([there[made] for there, _ in costs])[inverse]
-        backward += np.stack([back[made] for _, back in costs])[inverse]
 
     def _wanted(self, i: int, v: int, wanted: Ints | None, shape: tuple[int, int]) -> Ints:
         """[state of cut i + 1, border of node i] -> the value's set of forms at cut i."""
@@ -180,8 +173,5 @@ def graph(table: Table, most: int = 300_000) -> Graph:
             rows = crossings[-1].rows
         else:
             return Graph(frontier, tuple(reversed(crossings)))
-        left_out |= {max(frontier.open[i + 1], key=lambda v: _length(table.values[v]))}
-
-
-def _length(value: PricedEdge) -> int:
-    return max(value.targets) - value.source
+        spans = {v: max(x.targets) - x.source for v, x in enumerate(table.values)}
+        left_out |= {max(frontier.open[i + 1], key=spans.__getitem__)}

@@ -16,6 +16,7 @@ proves optimality within its tolerances, about 1e-6 of the step time."""
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -31,7 +32,11 @@ class _IntegerProgram:
         self.problem = problem
         self.high: list[float] = []
         self.rows: list[tuple[dict[int, float], float, float]] = []
-        self.scale = _scale(problem)  # s; seconds and bytes become numbers around 1
+        least = (
+            min(o.forward + o.backward + o.gradient + o.update for o in options)
+            for options in problem.components
+        )
+        self.scale = sum(least) or 1.0  # s; seconds and bytes become numbers around 1
         self.unit = max(1, *(o.memory for options in problem.components for o in options))  # bytes
         self.x = [[self.column(1.0) for _ in options] for options in problem.components]
         self.integers = len(self.high)
@@ -67,27 +72,24 @@ class _IntegerProgram:
                     flow = self.column(1.0)
                     out[a][flow] = into[f][flow] = 1.0
                     if price > 0:
-                        paid.setdefault((a, f), -1)
-                        if paid[a, f] < 0:
+                        if (a, f) not in paid:
                             paid[a, f] = self.column(1.0)
                         self.row({paid[a, f]: 1.0, flow: -1.0}, 0.0, math.inf)
+            total = float(link.source == BATCH)
             for a, columns in made.items():
-                self._balance(out[a], columns, total=float(link.source == BATCH))
+                self.row({**out[a], **dict.fromkeys(columns, -1.0)}, total, total)
             for f, columns in read.items():
-                self._balance(into[f], columns, total=0.0)
+                self.row({**into[f], **dict.fromkeys(columns, -1.0)}, 0.0, 0.0)
         for (a, f), column in paid.items():
             self.forward[column] = float(link.prices.forward[a, f])
             self.backward.setdefault(link.source, {})[column] = float(link.prices.backward[a, f])
 
-    def _balance(self, flows: dict[int, float], columns: list[int], total: float) -> None:
-        self.row({**flows, **dict.fromkeys(columns, -1.0)}, total, total)
-
     def _columns(self, i: int, name: Callable[[int], int]) -> dict[int, list[int]]:
         """Columns of a component's options by what their border is called."""
-        found: dict[int, list[int]] = {}
+        by_name: dict[int, list[int]] = {}
         for option, column in zip(self.problem.components[i], self.x[i], strict=True):
-            found.setdefault(name(option.border), []).append(column)
-        return found
+            by_name.setdefault(name(option.border), []).append(column)
+        return by_name
 
     def clocks(self) -> dict[int, float]:
         """The rows of both clocks; the objective by column, in units of `scale`."""
@@ -96,8 +98,7 @@ class _IntegerProgram:
         compute: int | None = None
         network: int | None = None
         for i in reversed(range(len(self.x))):
-            options = self.problem.components[i]
-            pairs = list(zip(self.x[i], options, strict=True))
+            pairs = list(zip(self.x[i], self.problem.components[i], strict=True))
             cost |= {x: (o.forward + o.update) * unit for x, o in pairs}
             back = {x: -o.backward * unit for x, o in pairs}
             compute = self._after(compute, back | self._paid(i))
@@ -123,14 +124,6 @@ class _IntegerProgram:
         self.row({new: 1.0, **old, **terms}, 0.0, 0.0)
         return new
 
-    def memory(self) -> dict[int, float]:
-        """Memory by column, in units of `unit`."""
-        return {
-            x: o.memory / self.unit
-            for columns, options in zip(self.x, self.problem.components, strict=True)
-            for x, o in zip(columns, options, strict=True)
-        }
-
     def solve(self, cost: Mapping[int, float]) -> tuple[int, ...] | None:
         data = [(v, r, c) for r, (terms, _, _) in enumerate(self.rows) for c, v in terms.items()]
         values, r, c = (np.array(column) for column in zip(*data, strict=True))
@@ -152,19 +145,14 @@ class _IntegerProgram:
         return tuple(int(np.argmax(answer.x[columns])) for columns in self.x)
 
 
-def _scale(problem: Problem) -> float:
-    total = sum(
-        min(o.forward + o.backward + o.gradient + o.update for o in options)
-        for options in problem.components
-    )
-    return total or 1.0
-
-
 def quickest(problem: Problem, limit: float) -> ChainPlan | None:
     """The plan of least step time within the limit, None where there is none."""
     program = _IntegerProgram(problem)
     cost = program.clocks()
     if limit < math.inf:
-        program.row(program.memory(), 0.0, limit / program.unit)
+        columns = chain.from_iterable(program.x)
+        options = chain.from_iterable(problem.components)
+        memory = {x: o.memory / program.unit for x, o in zip(columns, options, strict=True)}
+        program.row(memory, 0.0, limit / program.unit)
     choice = program.solve(cost)
     return ChainPlan.of(problem, choice) if choice is not None else None

@@ -92,8 +92,7 @@ class Space:
 def decide(space: Space, i: int, node: Node, labels: Labels, above: float, width: int) -> Labels:
     """The labels at cut i: each label of cut i + 1 with each option of node i, then pruned.
     Candidates whose bound is above `above` go; at most `width` stay."""
-    found, least = candidates(space, i, node, labels, above)
-    return _pruned(found, least, width, space.limited)
+    return _pruned(*candidates(space, i, node, labels, above), width, space.limited)
 
 
 def candidates(
@@ -118,8 +117,8 @@ def candidates(
     option, parent = np.nonzero(good)  # in lexicographic order, as the labels are
     at = (option, parent)
     chosen = node.option[option]
-    found = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
-    return found, least[at]
+    extended = Labels(states, following[at], a[at], z[at], memory[at], parent, chosen, labels.lost)
+    return extended, least[at]
 
 
 def _pruned(
@@ -127,20 +126,18 @@ def _pruned(
 ) -> Labels:
     """Without dominated labels, and of the rest the `width` ones of least bound. shortlist:
     candidates that are compared with each other, for each label that may stay."""
-    if len(labels) > shortlist * width:
-        labels, least = _narrowed(labels, least, shortlist * width)
+    labels, least = _narrowed(labels, least, shortlist * width)
     kept = undominated(labels.state, labels.a, labels.z, labels.memory, limited)
-    labels, least = labels.only(kept), least[kept]
-    if len(labels) > width:
-        labels, least = _narrowed(labels, least, width)
-    return labels
+    return _narrowed(labels.only(kept), least[kept], width)[0]
 
 
 def _narrowed(labels: Labels, least: Floats, width: int, parts: int = 8) -> tuple[Labels, Floats]:
-    """Three in four are those of least bound, the others spread over what bounds do not tell. A
-    bound weighs clocks and memory; where it is nearly flat, the least ones are all of one kind
-    (say, all behind on the network), and no good plan can be made of one kind alone. parts: of the
-    range of lags, and of memory, from which the others are taken."""
+    """At most `width`, of which three in four are those of least bound, the others spread over
+    what bounds do not tell. A bound weighs clocks and memory; where it is nearly flat, the least
+    ones are all of one kind (say, all behind on the network), and no good plan can be made of one
+    kind alone. parts: of the range of lags, and of memory, from which the others are taken."""
+    if len(labels) <= width:
+        return labels, least
     order = np.argsort(least, kind="stable")
     most = width - width // 4
     first, others = order[:most], order[most:]
@@ -221,10 +218,10 @@ def _dominated(state: Ints, y: Floats, z: Floats) -> Bools:
 
 def space_of(table: Table, states: Graph, limit: float) -> tuple[Space, list[OptionPath]] | None:
     """Where to walk, and the plans that its bound met; None: nothing is allowed or fits."""
-    found = bound(states, limit)
-    if found is None:
+    bounded = bound(states, limit)
+    if bounded is None:
         return None
-    return Space(table, states, Frontier(table), found[0]), found[1]
+    return Space(table, states, Frontier(table), bounded[0]), bounded[1]
 
 
 def walk(

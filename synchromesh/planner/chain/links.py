@@ -11,13 +11,12 @@ from itertools import product
 
 import numpy as np
 
-from synchromesh.cost.step_time import Unmeasured, pattern
+from synchromesh.cost.planned_step import Unmeasured, pattern
 from synchromesh.planner.chain.problem import BATCH, Prices
-from synchromesh.planner.uniform import DIRECTIONS, UniformPartitions, payload, seconds_of
+from synchromesh.planner.uniform import UniformPartitions
 from synchromesh.trace.partition.local import Input
 from synchromesh.trace.partition.moves import TABLE, edge_collectives, move_collectives
 from synchromesh.values.component import Value
-from synchromesh.values.layout import Layout
 from synchromesh.values.placement import (
     PARTIAL,
     REPLICATED,
@@ -88,41 +87,34 @@ def prices_of(
 ) -> list[Prices]:
     """What each value costs between all degrees; equal tables are one."""
     shared: dict[object, Prices] = {}
-    found = []
+    tables = []
     for value in values:
         prices = _prices(uniform, value, profile)
         key = (prices.forward.tobytes(), prices.backward.tobytes(), prices.form)
-        found.append(shared.setdefault(key, prices))
-    return found
+        tables.append(shared.setdefault(key, prices))
+    return tables
 
 
 def _prices(uniform: UniformPartitions, link: CrossingValue, profile: Profile) -> Prices:
     """Seconds by (border of the source, border of the reader): one form for each degree."""
     count = len(uniform.degrees)
-    sources = (0,) if link.source == BATCH else range(count)
-    tables = {d: np.zeros((len(sources), count)) for d in DIRECTIONS}
-    for row in sources:
-        for column, b in enumerate(uniform.degrees):
-            a = uniform.degrees[row] if link.source != BATCH else None
-            if not link.wants(b) or (a is not None and a not in link.made):
-                continue  # which nobody asks for
-            for direction, seconds in zip(
-                DIRECTIONS, cheapest(uniform, link, a, b, profile), strict=True
-            ):
-                tables[direction][row, column] = seconds
-    return Prices(tables["forward"], tables["backward"], tuple(range(count)))
+    if link.source == BATCH:  # whose gathers are left out
+        return Prices(np.zeros((1, count)), np.zeros((1, count)), tuple(range(count)))
+    seconds = np.zeros((2, count, count))
+    for (row, a), (column, b) in product(enumerate(uniform.degrees), repeat=2):
+        if link.wants(b) and a in link.made:  # else nobody asks for it
+            seconds[:, row, column] = cheapest(uniform, link, a, b, profile)
+    return Prices(seconds[0], seconds[1], tuple(range(count)))
 
 
 def cheapest(
-    uniform: UniformPartitions, link: CrossingValue, a: int | None, b: int, profile: Profile
+    uniform: UniformPartitions, link: CrossingValue, a: int, b: int, profile: Profile
 ) -> tuple[float, float]:
-    """Seconds forward and backward from degree `a` (None: a leaf, whose gathers are left out)."""
-    if a is None:
-        return 0.0, 0.0
+    """Seconds forward and backward from degree `a` to `b`."""
     wants = link.wants(b)
     if a == b:
         moves = [m for w in wants for m in _move(link.value, link.made[a], w, a)]
-        return _both(uniform, moves, uniform.layout(a), profile)
+        return uniform.seconds(moves, uniform.layout(a), profile)
     best = (float("inf"), float("inf"))
     for have in dict.fromkeys((link.made[a], *_STATES)):
         leaving = _move(link.value, link.made[a], have, a)
@@ -133,8 +125,8 @@ def cheapest(
             arriving = [m for w in wants for m in _move(link.value, want, w, b)]
             try:
                 crossed = [
-                    _both(uniform, found, uniform.layout(degree), profile)
-                    for found, degree in ((leaving, a), (edge, a), (arriving, b))
+                    uniform.seconds(sent, uniform.layout(degree), profile)
+                    for sent, degree in ((leaving, a), (edge, a), (arriving, b))
                 ]
             except Unmeasured:
                 continue
@@ -144,13 +136,6 @@ def cheapest(
 
 
 _STATES = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, PARTIAL)
-
-
-def _both(
-    uniform: UniformPartitions, found: Sequence[Collective], layout: Layout, profile: Profile
-) -> tuple[float, float]:
-    forward, backward = (seconds_of(uniform, found, layout, d, profile) for d in DIRECTIONS)
-    return forward, backward
 
 
 def _move(value: Value, have: Placement, want: Placement, degree: int) -> tuple[Collective, ...]:
@@ -169,13 +154,13 @@ def _edge(
 
 def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
     """Kinds, patterns and payloads of what may cross between degrees, for the survey."""
-    found: dict[tuple[str, Pattern], int] = {}
+    largest: dict[tuple[str, Pattern], int] = {}
 
     def note(collectives: Sequence[Collective], degree: int) -> None:
         for c in collectives:
             key = (c.kind, pattern(c))
-            size = payload(uniform, c, uniform.layout(degree))
-            found[key] = max(size, found.get(key, 0))
+            size = uniform.payload(c, uniform.layout(degree))
+            largest[key] = max(size, largest.get(key, 0))
 
     for link in between_components(uniform):
         for a, b in product(link.made, uniform.degrees):
@@ -187,4 +172,4 @@ def crossings(uniform: UniformPartitions) -> list[tuple[str, Pattern, int]]:
             note(_move(link.value, link.made[a], REPLICATED, a), a)
             for want in wants:
                 note(_move(link.value, REPLICATED, want, b), b)
-    return [(kind, where, size) for (kind, where), size in sorted(found.items())]
+    return [(kind, where, size) for (kind, where), size in sorted(largest.items())]

@@ -18,7 +18,7 @@ of component 0 (forward) and behind it (backward).
 """  # noqa: E501
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,15 +55,14 @@ class Prices:
     backward: Floats
     form: tuple[int, ...]
 
-    def faults(self) -> list[str]:
-        found = []
+    def faults(self) -> Iterator[str]:
         if self.forward.ndim != 2 or self.forward.shape != self.backward.shape:
-            return [f"forward {self.forward.shape} and backward {self.backward.shape} differ"]
+            yield f"forward {self.forward.shape} and backward {self.backward.shape} differ"
+            return
         if not all((table >= 0).all() for table in (self.forward, self.backward)):
-            found.append("prices must be at least 0")
+            yield "prices must be at least 0"
         if not all(0 <= form < self.forward.shape[1] for form in self.form):
-            found.append(f"forms {self.form} are not all below {self.forward.shape[1]}")
-        return found
+            yield f"forms {self.form} are not all below {self.forward.shape[1]}"
 
 
 @dataclass(frozen=True)
@@ -85,32 +84,32 @@ class Problem:
 
     def __post_init__(self) -> None:
         seen: dict[int, str] = {}
-        found = []
+        faults = []
         for i, options in enumerate(self.components):
             if id(options) not in seen:
                 seen[id(options)] = _fault(options)
             if fault := seen[id(options)]:
-                found.append(f"component {i}: {fault}")
-        if found:
-            raise ValueError("; ".join(found))
+                faults.append(f"component {i}: {fault}")
+        if faults:
+            raise ValueError("; ".join(faults))
         borders = [{o.border for o in options} for options in self.components]
-        found = [f"{link.source} -> {link.targets}: {fault}"
+        faults = [f"{link.source} -> {link.targets}: {fault}"
                  for link in self.links for fault in self._faults(link, borders)]  # fmt: skip
-        if found:
-            raise ValueError("links: " + "; ".join(found))
+        if faults:
+            raise ValueError("links: " + "; ".join(faults))
 
     def _faults(self, link: PricedEdge, borders: Sequence[set[int]]) -> list[str]:
-        found = link.prices.faults()
+        faults = [*link.prices.faults()]
         if not link.targets or not all(
             link.source < j < len(self.components) for j in link.targets
         ):
-            found.append(f"targets must lie in {link.source + 1} .. {len(self.components) - 1}")
+            faults.append(f"targets must lie in {link.source + 1} .. {len(self.components) - 1}")
         elif max(max(borders[j]) for j in link.targets) >= len(link.prices.form):
-            found.append(f"a target has a border without a form ({len(link.prices.form)} forms)")
+            faults.append(f"a target has a border without a form ({len(link.prices.form)} forms)")
         made = {0} if link.source == BATCH else borders[link.source]
-        if not found and max(made) >= len(link.prices.forward):
-            found.append(f"the source has a border without prices ({len(link.prices.forward)})")
-        return found
+        if not faults and max(made) >= len(link.prices.forward):
+            faults.append(f"the source has a border without prices ({len(link.prices.forward)})")
+        return faults
 
 
 def _fault(options: Sequence[Option]) -> str:

@@ -72,21 +72,21 @@ def search(problem: Problem, limit: float = math.inf, most: int = 0) -> ChainPla
     """The plan of least step time with at most `limit` bytes on a device, and `most` others. Plans
     of equal seconds: less memory where neither clock tells them apart, then the smaller indices.
     Raises ValueError where prices allow no plan at all."""
-    found = _search(problem, limit)
+    best = _search(problem, limit)
     if not most:
-        return found
-    others = alternatives(problem, found, limit if found.within else found.memory, most)
-    return replace(found, alternatives=others)
+        return best
+    others = alternatives(problem, best, limit if best.within else best.memory, most)
+    return replace(best, alternatives=others)
 
 
 def _search(problem: Problem, limit: float) -> ChainPlan:
     columns = table(problem)
     states = graph(columns)
-    found = _quickest(problem, columns, states, math.inf, limit)
-    if found is None:
+    quickest = _quickest(problem, columns, states, math.inf, limit)
+    if quickest is None:
         raise ValueError("no plan: infinite prices forbid every combination of options")
-    if found.memory <= limit:
-        return found
+    if quickest.memory <= limit:
+        return quickest
     within = _quickest(problem, columns, states, limit, limit)
     if within is not None:
         return within
@@ -142,13 +142,13 @@ def _least_memory(problem: Problem) -> float:
     links = tuple(replace(link, prices=known[id(link.prices)]) for link in problem.links)
     bytes_ = Problem(heavy, links)
     columns = table(bytes_)
-    found = _quickest(bytes_, columns, graph(columns), math.inf, math.inf)
-    assert found is not None
-    return found.memory
+    lightest = _quickest(bytes_, columns, graph(columns), math.inf, math.inf)
+    assert lightest is not None
+    return lightest.memory
 
 
 def runners_up(
-    problem: Problem, found: ChainPlan, limit: float = math.inf
+    problem: Problem, best: ChainPlan, limit: float = math.inf
 ) -> tuple[ChainPlan | None, ...]:
     """By component; None: no other border was found. gap: of plans of the same other border."""
     prepared = _walked(problem, limit)
@@ -156,20 +156,22 @@ def runners_up(
         return (None,) * len(problem.components)
     return tuple(
         _other(problem, *prepared, i, node)
-        for i, node in enumerate(_others(problem, prepared[0], found))
+        for i, node in enumerate(_others(problem, prepared[0], best))
     )
 
 
 def alternatives(
-    problem: Problem, found: ChainPlan, limit: float, most: int
+    problem: Problem, best: ChainPlan, limit: float, most: int
 ) -> tuple[ChainPlan, ...]:
     """The runners-up at the components where bounds let another border look best, by time."""
     prepared = _walked(problem, limit)
     if prepared is None:
         return ()
     space, layers = prepared
-    nodes = _others(problem, space, found)
-    least = [_least(space, layers, i, node) for i, node in enumerate(nodes)]
+    nodes = _others(problem, space, best)
+    # bounds of the plans that continue the pass with the options of each node
+    bounds = (candidates(space, i, n, layers[i + 1], math.inf)[1] for i, n in enumerate(nodes, 1))
+    least = [float(x.min(initial=math.inf)) for x in bounds]
     likely = [int(i) for i in np.argsort(least, kind="stable") if least[i] < math.inf]
     plans = [_other(problem, space, layers, i, nodes[i]) for i in likely[: 2 * most]]
     different = {plan.choice: plan for plan in plans if plan is not None}
@@ -185,21 +187,15 @@ def _walked(problem: Problem, limit: float) -> tuple[Space, dict[int, Labels]] |
     return prepared[0], walk(prepared[0], {last: start()}, last, math.inf, TUNING.runner_up)
 
 
-def _others(problem: Problem, space: Space, found: ChainPlan) -> list[Node]:
+def _others(problem: Problem, space: Space, best: ChainPlan) -> list[Node]:
     """Of each component, the node without the border that is chosen."""
-    nodes = []
-    for node, options, k in zip(
-        space.table.nodes[1:], problem.components, found.choice, strict=True
-    ):
-        chosen = options[k].border
-        nodes.append(node.only(np.array([node.border[at] != chosen for at in node.at])))
-    return nodes
-
-
-def _least(space: Space, layers: dict[int, Labels], i: int, node: Node) -> float:
-    """A bound of the plans that continue the pass with these options of component i."""
-    _, least = candidates(space, i + 1, node, layers[i + 2], math.inf)
-    return float(least.min(initial=math.inf))
+    chosen = [
+        options[k].border for options, k in zip(problem.components, best.choice, strict=True)
+    ]
+    return [
+        node.only(np.array([node.border[at] != border for at in node.at]))
+        for node, border in zip(space.table.nodes[1:], chosen, strict=True)
+    ]
 
 
 def _other(

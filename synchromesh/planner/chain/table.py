@@ -7,6 +7,7 @@ ties are ties, and equal inputs give equal plans (rounding changes a plan's time
 of the largest one, per number added)."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,16 +47,11 @@ class Table:
 
 def table(problem: Problem) -> Table:
     grid = _grid(problem)
-    nodes: dict[int, Node] = {}
-    for options in problem.components:
-        if id(options) not in nodes:
-            nodes[id(options)] = _node(options, grid)
-    rounded: dict[int, Prices] = {}
-    for link in problem.links:
-        if id(link.prices) not in rounded:
-            rounded[id(link.prices)] = _prices(link.prices, grid)
+    different = {id(options): options for options in problem.components}
+    nodes = {key: _node(options, grid) for key, options in different.items()}
+    rounded = {x: _prices(x, grid) for x in {link.prices for link in problem.links}}
     values = tuple(
-        PricedEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[id(link.prices)])
+        PricedEdge(link.source + 1, tuple(j + 1 for j in link.targets), rounded[link.prices])
         for link in problem.links
     )
     batch = _node((Option(0.0, 0.0),), grid)
@@ -67,14 +63,10 @@ def _grid(problem: Problem) -> float:
     slowest = 0.0
     for options in problem.components:
         slowest += max(o.forward + o.backward + o.gradient + o.update for o in options)
-    dearest: dict[int, float] = {}
-    for link in problem.links:
-        prices = link.prices
-        if id(prices) not in dearest:
-            finite = np.where(np.isfinite(prices.forward), prices.forward, 0.0)
-            finite += np.where(np.isfinite(prices.backward), prices.backward, 0.0)
-            dearest[id(prices)] = float(finite.sum(1).max(initial=0.0))
-        slowest += dearest[id(prices)]
+    for prices, count in Counter(link.prices for link in problem.links).items():
+        finite = np.where(np.isfinite(prices.forward), prices.forward, 0.0)
+        finite += np.where(np.isfinite(prices.backward), prices.backward, 0.0)
+        slowest += count * float(finite.sum(1).max(initial=0.0))
     return 2.0 ** (math.ceil(math.log2(slowest)) - 50) if slowest > 0 else 1.0
 
 
@@ -93,12 +85,12 @@ def _node(options: Sequence[Option], grid: float) -> Node:
 def _needless(node: Node) -> NDArray[np.bool_]:
     """Options that another of equal border undercuts, or equals and precedes, in everything."""
     columns = np.stack([node.always, node.backward, node.gradient, node.memory], axis=1)
-    found = np.zeros(len(node), dtype=bool)
+    needless = np.zeros(len(node), dtype=bool)
     for k in range(len(node)):
         below = (columns <= columns[k]).all(1) & (node.at == node.at[k])
         first = (columns != columns[k]).any(1) | (np.arange(len(node)) < k)
-        found[k] = bool((below & first).any())
-    return found
+        needless[k] = bool((below & first).any())
+    return needless
 
 
 def _prices(prices: Prices, grid: float) -> Prices:

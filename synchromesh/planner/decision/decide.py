@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, inf
 
-from synchromesh.cost.step_time import Unmeasured
+from synchromesh.cost.planned_step import Unmeasured
 from synchromesh.planner.candidate import Candidate, other_pieces, price, with_pieces
 from synchromesh.planner.chain.assemble import AS_IS, ChainSearch
 from synchromesh.planner.chain.links import crossings
@@ -117,8 +117,8 @@ class _Decision:
             try:
                 self.search = ChainSearch.of(uniform, self.profile, problem.limit)
                 plans = self.search.plans(problem)
-                if self.search.found.within:
-                    most = TUNING.stages * self.search.found.seconds
+                if self.search.best.within:
+                    most = TUNING.stages * self.search.best.seconds
             except Unmeasured:  # no layout of a component is known: the plain plans are left
                 plans = []
             plans += stage_plans(uniform, problem, self.profile, most)
@@ -133,15 +133,16 @@ class _Decision:
     def widen(self) -> None:
         find = partial(widened, self.partitions, self.candidates, self.profile)
         self.wider = self.facts.agreed(find, str, Plan.parse)
+        known = () if self.problem.unsplittable else degrees(self.problem.devices)
         for plan in self.wider:  # numbers of ranks that no layout of all devices has
-            if plan.ranks and not self._divides(len(plan.ranks)):
+            if plan.ranks and len(plan.ranks) not in known:
                 self.ask([plan], plan.ranks)
         self.candidates += self.priced(self.wider)
 
     def ascertain(self, quick: bool) -> None:
         """Facts of quick plans with more rows a rank than were timed. quick: need not be exact."""
         problem, sure = self.problem, set[Plan]()
-        while near := _uncertain(self.candidates, problem.devices, self.facts.extrapolation, sure):
+        while near := self._uncertain(sure):
             sure.add(near)
             rows = ceil(problem.rows * _unevenness(near))
             self.ask([near], problem.ranks(near), rows=rows, quick=quick)
@@ -227,8 +228,15 @@ class _Decision:
 
         return self.facts.agreed(lambda: [*find()], Candidate.to_record, Candidate.from_record)
 
-    def _divides(self, count: int) -> bool:
-        return not self.problem.unsplittable and self.problem.devices % count == 0
+    def _uncertain(self, sure: Collection[Plan]) -> Plan | None:
+        """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
+        devices, most = self.problem.devices, self.facts.extrapolation
+        fitting = [c for c in self.candidates if c.fits]
+        known = [c for c in fitting if c.plan in sure or _largest(c.plan, devices) <= most]
+        least = min((c.seconds for c in known), default=inf)
+        others = (c for c in fitting if c not in known)
+        best = min(others, key=lambda c: c.seconds, default=None)
+        return None if best is None or best.seconds > TUNING.near * least else best.plan
 
     def _add(self, made: Iterable[Candidate]) -> None:
         known = {c.plan for c in self.candidates}
@@ -277,20 +285,6 @@ class _Decision:
         return self.search.plans(self.problem)
 
 
-def _uncertain(
-    found: Sequence[Candidate], devices: int, extrapolation: float, sure: Collection[Plan]
-) -> Plan | None:
-    """The quickest that may be best, not `sure`, with more rows a rank than were timed."""
-
-    def known(c: Candidate) -> bool:
-        return c.plan in sure or _largest(c.plan, devices) <= extrapolation
-
-    fitting = [c for c in found if c.fits]
-    best = min((c for c in fitting if not known(c)), key=lambda c: c.seconds, default=None)
-    least = min((c.seconds for c in fitting if known(c)), default=inf)
-    return None if best is None or best.seconds > TUNING.near * least else best.plan
-
-
 def _unevenness(plan: Plan) -> float:
     """The largest share of rows over an equal one."""
     return max(plan.rows) * len(plan.rows) / sum(plan.rows) if plan.rows else 1.0
@@ -337,7 +331,7 @@ def _with_runners_up(problem: PlanningProblem, search: ChainSearch, choice: Choi
     plan = choice.chosen.plan
     options = search.choice(problem, plan)
     if options is None:
-        options, plan = search.found.choice, search.plans(problem)[0]
+        options, plan = search.best.choice, search.plans(problem)[0]
     chain = search.assembled.problem
     chosen = ChainPlan.of(chain, options)
     others = runners_up(chain, chosen, max(search.limit, chosen.memory))

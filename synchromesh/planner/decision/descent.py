@@ -35,18 +35,18 @@ TUNING = DescentTuning()
 
 
 def descended(
-    found: Sequence[Candidate], near: Callable[[Plan], Sequence[Plan]],
+    candidates: Sequence[Candidate], near: Callable[[Plan], Sequence[Plan]],
     price: Callable[[Sequence[Plan]], Sequence[Candidate]], problem: PlanningProblem,
 ) -> list[Candidate]:  # fmt: skip
-    """What was priced, in its order, from `found` on. near: the neighbours of a plan."""
+    """What was priced, in its order, from `candidates` on. near: the neighbours of a plan."""
 
     def merit(c: Candidate) -> tuple[float, str]:
         peak = 0.0 if c.fits or c.fullest is None else c.fullest.peak
         return c.seconds * max(1.0, peak / problem.limit) ** 2, str(c.plan)
 
     made: list[Candidate] = []
-    known = {replace(c.plan, pieces=None) for c in found}
-    ahead = [c for c in found if c.time is not None]
+    known = {replace(c.plan, pieces=None) for c in candidates}
+    ahead = [c for c in candidates if c.time is not None]
     left = min(TUNING.prices, TUNING.work // len(problem.names))
     while ahead and left >= (1 if made else TUNING.fewest):
         best = min(ahead, key=merit)
@@ -72,13 +72,13 @@ def neighbours(
     for i, layout in enumerate(layouts):
         groups[layout].append(i)
         groups[layout, *(p.components[i].program for p in uniform.partitions.values())].append(i)
-    found = [replace(plan, micro_batches=count // 2, pieces=None)] if count > 1 else []
+    variants = [replace(plan, micro_batches=count // 2, pieces=None)] if count > 1 else []
     for its in groups.values():
         for other in _others(uniform, its, layouts[its[0]], levels):
             mixed = [other if i in its else x for i, x in enumerate(layouts)]
             made = worded(problem.names, mixed, problem.modules, problem.step.coupling)
-            found.append(replace(made, micro_batches=count))
-    return list(dict.fromkeys(found))
+            variants.append(replace(made, micro_batches=count))
+    return list(dict.fromkeys(variants))
 
 
 def _others(

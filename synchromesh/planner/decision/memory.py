@@ -4,15 +4,16 @@ Plans that save memory are slower than what they are made of, so they are asked 
 plan does not fit. Of a given plan a shortage is a warning (`Shortage`). Where none fits, the
 nearest one's is told with changes that would fit (`misfit`), each priced in bytes as plans are."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from bisect import bisect
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import ClassVar
 
 from synchromesh.cost.peak_memory import PeakMemory
-from synchromesh.planner.candidate import Candidate, has_room
-from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving
+from synchromesh.planner.candidate import Candidate, has_room, most_lacking
+from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving, levels
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.trace.partition.partition import parts_alike
@@ -46,7 +47,7 @@ class SavingSearches:
     def limit_of_sums(self, before: ChainSearch | None) -> float:
         """Bytes of the next search. before: the one before it, in the process that searches."""
         if self.lacking and before is not None:
-            return before.found.memory - self.lacking
+            return before.best.memory - self.lacking
         return self.ABOVE * self.limit
 
     def after(self, best: Candidate, least: float) -> "SavingSearches":
@@ -57,10 +58,10 @@ class SavingSearches:
         return replace(self, left=0 if in_vain else self.left - 1, lacking=lacking)
 
 
-def nearest_lacking(found: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
+def nearest_lacking(candidates: Sequence[Candidate], tried: Collection[Plan]) -> Candidate | None:
     """The quickest that lacks memory, not `tried`, if it may be quicker than all that fit."""
-    least = min((c.seconds for c in found if c.fits), default=inf)
-    short = [c for c in found if c.time is not None and not c.fits and c.plan not in tried]
+    least = min((c.seconds for c in candidates if c.fits), default=inf)
+    short = [c for c in candidates if c.time is not None and not c.fits and c.plan not in tried]
     best = min(short, key=lambda c: c.seconds, default=None)
     if best is None or best.time is None or best.seconds - best.time.update >= least:
         return None
@@ -92,13 +93,9 @@ def savings(partitions: PartitionCache, plan: Plan, profile: Profile) -> list[Pl
 
 
 def _savings(plan: Plan) -> Iterator[list[Plan]]:
-    """Every level of sharding that frees more than the one before, without and with recomputation;
-    gradients of one micro-batch are sharded when they are there, whatever the level."""
-    levels: list[ShardStates] = ["none", "optimizer", "parameters"]
-    if plan.micro_batches > 1:
-        levels.insert(2, "gradients")
+    """Every level of sharding, from the one that saves least, without and with recomputation."""
     for recompute in (False, True):
-        made = [_saving(plan, states, recompute) for states in levels]
+        made = [_saving(plan, states, recompute) for states in levels(plan.micro_batches)]
         if other := [p for p in dict.fromkeys(made) if p != plan]:
             yield other
 
@@ -150,7 +147,7 @@ class Shortage:
         """None where it fits, or nothing is known of its memory. given: the plan is the user's."""
         if not candidate.memory or not limits:
             return None
-        lacking, rank, memory = most_lacking(candidate, limits)
+        lacking, rank, memory = most_lacking(candidate.plan, candidate.memory, limits)
         if lacking <= 0:
             return None
         limit = limits[rank]
@@ -163,13 +160,6 @@ class Shortage:
 
     def __str__(self) -> str:
         return f"{self.clause}: the system may end the run. {self.remedy}"
-
-
-def most_lacking(c: Candidate, limits: Sequence[float]) -> tuple[float, int, PeakMemory]:
-    """By how many bytes a candidate exceeds its limit where it does most, on which rank."""
-    ranks = c.plan.devices(len(limits))
-    missing = [(m.peak - limits[r], r, m) for r, m in zip(ranks, c.memory, strict=True)]
-    return max(missing, key=lambda x: x[:2])
 
 
 def _remedy(memory: PeakMemory, limit: float, rows: int) -> str:
@@ -195,22 +185,22 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
     if not measured:
         return f"no plan could be priced: {choice.chosen.reason}"
 
-    order = sorted(measured, key=lambda c: most_lacking(c, problem.limits)[0])
-    nearest, plans = order[0], [c.plan for c in order]
-    lacking, rank, memory = most_lacking(nearest, problem.limits)
+    lacking = [(most_lacking(c.plan, c.memory, problem.limits), c) for c in measured]
+    lacking.sort(key=lambda x: x[0][0])
+    (lack, rank, memory), nearest = lacking[0]
     limit, room = problem.limits[rank], problem.headroom
     larger = memory.peak * (1 + room.kept / room.usable if room and room.usable else 1)
     changes = [
         _fewer_rows(partitions, nearest.plan, choice.profile),
         _more_micro_batches(partitions, nearest.plan, choice.profile),
-        _more_devices(partitions, plans, choice.profile),
+        _more_devices(partitions, [c.plan for _, c in lacking], choice.profile),
         f"devices of {readable(larger)} each",
     ]
     unsharded = f". Nothing is sharded: {problem.unsplittable}" if problem.unsplittable else ""
     return (
         f"no plan fits the devices' memory; the nearest of {len(measured)} is "
         f"{str(nearest.plan)!r}, which needs {readable(memory.peak)} on rank {rank}, of which "
-        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lacking)}; "
+        f"{readable(memory.resident)} are there whatever the rows (lacks {readable(lack)}; "
         f"{room or f'it has {readable(limit)}'}). What would fit: "
         f"{', or '.join(filter(None, changes))}{unsharded}"
     )
@@ -219,18 +209,9 @@ def misfit(choice: Choice, partitions: PartitionCache) -> str:
 def _fewer_rows(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:
     """By bisection: what a step needs grows with its rows."""
     rows = partitions.problem.rows
-    fitting = _last(lambda n: has_room(partitions, plan, profile, n), plan.micro_batches, rows)
-    return f"a global batch of {fitting} rows instead of {rows}" if fitting else ""
-
-
-def _last(true: Callable[[int], bool], first: int, end: int) -> int:
-    """The last number of `first` .. `end` - 1 of which `true` holds, none behind it; 0: none."""
-    if first >= end or not true(first):
-        return 0
-    while end - first > 1:
-        middle = (first + end) // 2
-        first, end = (middle, end) if true(middle) else (first, middle)
-    return first
+    fewer = range(plan.micro_batches, rows)
+    fitting = bisect(fewer, 0, key=lambda n: not has_room(partitions, plan, profile, n))
+    return f"a global batch of {fewer[fitting - 1]} rows instead of {rows}" if fitting else ""
 
 
 def _more_micro_batches(partitions: PartitionCache, plan: Plan, profile: Profile) -> str:

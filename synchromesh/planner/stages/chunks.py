@@ -7,8 +7,8 @@ Group g of p runs stages g and g + p. The fill is half as long as that of 1F1B (
     T       = m t + (p - 1) t / 2 + max over groups of sum of e_s
     memory  = sum of resident_s + min(2 (p - g - 1) + p + 1, 2 m) max of kept_s  <=  limit
 
-What is in flight is the cap of `values/schedule.py`. Numbers of groups, ways and m are tried in
-the order of what they take where all is level, and only while that is less than the best."""
+What is in flight is `most_in_flight` (`values/schedule.py`). Numbers of groups, ways and m are
+tried in the order of what they take where all is level, while that is less than the best."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +18,7 @@ import numpy as np
 
 from synchromesh.planner.stages.cuts import cut
 from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem
+from synchromesh.values.schedule import most_in_flight
 
 CHUNKS = 2  # stages of a group; the formulas above are of two
 
@@ -74,7 +75,7 @@ def _plan(
     for g in range(p):
         slowdown, limit = problem.kind(g * whole.devices, whole.devices)
         own = [(s.way, s.first, s.end, size) for s in stages[g::p]]
-        held = min(2 * (p - g - 1) + p + 1, CHUNKS * m) * max(costs.kept[at] for at in own)
+        held = most_in_flight(CHUNKS * p, (g, g + p), m) * max(costs.kept[at] for at in own)
         if sum(costs.resident[at] for at in own) + held > limit:
             return None
         slowest = max(slowest, slowdown * sum(float(costs.seconds[at]) for at in own))

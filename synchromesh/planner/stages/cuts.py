@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from synchromesh.cost.step_time import measured
+from synchromesh.cost.planned_step import measured
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.problem import PartitionCache
 from synchromesh.trace.partition.local import Computation, Partition
@@ -55,8 +55,8 @@ def _best(
         row, begins = [math.inf] * (count + 1), [0] * (count + 1)
         for j in range(1, count + 1):
             for i in range(j):
-                if least[i] < math.inf and (found := joined(cost(i, j), least[i])) <= row[j]:
-                    row[j], begins[j] = found, i
+                if least[i] < math.inf and (total := joined(cost(i, j), least[i])) <= row[j]:
+                    row[j], begins[j] = total, i
         least = row
         taken.append(begins)
     firsts, j = [], count
@@ -92,9 +92,9 @@ def measured_work(partitions: PartitionCache, plan: Plan, profile: Profile) -> l
     alone = unstaged(plan, partitions.problem.devices)
     placed = planned_step(partitions, alone)
     rows = partitions.problem.rows / plan.micro_batches
-    found = []
+    work = []
     for local in placed.partition.components:
-        curves = measured(placed, local, profile)
+        curves = measured(local, profile)
         here = rows / local.layout.data
-        found.append(max(sum(curves.on(r, here)) for r in range(len(curves.forward))))
-    return found
+        work.append(max(sum(curves.on(r, here)) for r in range(len(curves.forward))))
+    return work

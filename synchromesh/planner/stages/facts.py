@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from synchromesh.cost.step_time import Unmeasured, collective_seconds
+from synchromesh.cost.planned_step import Unmeasured, collective_seconds
 from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.chain.links import (
     CrossingValue,
@@ -29,7 +29,6 @@ from synchromesh.planner.problem import GRADIENT_BYTES, Demand, PlanningProblem
 from synchromesh.planner.stages.mixes import Inside
 from synchromesh.planner.stages.problem import (
     PlannedStage,
-    StageCosts,
     StageFacts,
     StageProblem,
     group_sizes,
@@ -99,13 +98,7 @@ def stage_problem(
     uniform = facts.uniform
     limits = planned.limits or (float("inf"),) * uniform.devices
     sizes, count = stage_sizes(uniform.devices), len(planned.names)
-
-    @cache
-    def costs(micro_batches: int) -> StageCosts:
-        return stage_costs(
-            lambda size, degree: facts(size, degree, micro_batches), sizes, uniform.degrees, count
-        )
-
+    costs = cache(lambda m: stage_costs(facts, m, sizes, uniform.degrees, count))
     numbers = tuple(m for m in micro_batch_numbers(uniform.rows) if m <= most)
     limits, slowdowns = (tuple(of_rank[r] for r in order) for of_rank in (limits, slowdowns))
     return StageProblem(count, sizes, limits, slowdowns, numbers, costs)
@@ -133,7 +126,7 @@ class GroupFacts:
 
     def inside(self, stage: PlannedStage, micro_batches: int) -> Inside | None:
         """What may be mixed in a stage; None: it has one way."""
-        size, end = stage.devices, stage.end
+        size, first, end = stage.devices, stage.first, stage.end
         known = {
             degree: alone
             for degree in self.uniform.degrees
@@ -144,22 +137,16 @@ class GroupFacts:
             return None
         group = self._group(size, micro_batches)
         group = replace(group, partitions={d: group.partitions[d] for d in known})
-        made = [v for v in self._values if stage.first <= v.source < end]
+        made = [v for v in self._values if first <= v.source < end]
         behind = [v for v in made if v.readers[0] >= end]
         facts = [self._moved(alone, group, d, behind) for d, alone in known.items()]
         ways = tuple(self.uniform.degrees.index(degree) for degree in known)
-        return Inside(ways, tuple(facts), self._links(stage, group, made))
-
-    def _links(
-        self, stage: PlannedStage, group: UniformPartitions, made: Sequence[CrossingValue]
-    ) -> tuple[PricedEdge, ...]:
-        """Those inside a stage of the values that are made there."""
-        first, end = stage.first, stage.end
         within = [v for v in made if v.readers[0] < end]
-        return tuple(
+        links = tuple(
             PricedEdge(v.source - first, tuple(r - first for r in v.readers if r < end), prices)
             for v, prices in zip(within, prices_of(group, within, self.profile), strict=True)
         )
+        return Inside(ways, tuple(facts), links)
 
     def _group(self, size: int, micro_batches: int) -> UniformPartitions:
         return replace(self.uniform, devices=size, rows=-(-self.uniform.rows // micro_batches))
@@ -176,7 +163,7 @@ class GroupFacts:
                 self._known[key] = None
         return self._known[key]
 
-    def _facts(self, group: UniformPartitions, degree: int) -> StageFacts | None:
+    def _facts(self, group: UniformPartitions, degree: int) -> StageFacts:
         profile = self.profile
         if degree not in self._holdings:
             holding_of = holdings_of(self.uniform, degree)
@@ -184,14 +171,11 @@ class GroupFacts:
         holding_of, numbers = self._holdings[degree]
 
         @cache
-        def of_kind(kind: int) -> ComponentCosts | None:
+        def of_kind(kind: int) -> ComponentCosts:
             i = numbers.index(kind)
             return component_costs(group, degree, i, holding_of, profile, self._ranks)
 
-        known = [*filter(None, map(of_kind, numbers))]
-        if len(known) < len(numbers):
-            return None
-        calls = profile.calls
+        known, calls = [*map(of_kind, numbers)], profile.calls
         return StageFacts(
             np.array([max(0.0, p.forward + calls.forward) for p in known]),
             np.array([max(0.0, p.backward + calls.backward) for p in known]),
@@ -224,8 +208,8 @@ def _over_cuts(
     uniform: UniformPartitions, values: Sequence[CrossingValue], rows: int
 ) -> list[int]:
     """Bytes of all values made before and read behind each cut, 0 .. n, of so many rows."""
-    found = [0] * (len(uniform.step.chain.components) + 1)
+    sizes = [0] * (len(uniform.step.chain.components) + 1)
     for value in values:
         for cut in range(value.source + 1, max(value.readers) + 1):
-            found[cut] += value.value.bytes(rows)
-    return found
+            sizes[cut] += value.value.bytes(rows)
+    return sizes

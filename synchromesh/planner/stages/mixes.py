@@ -46,13 +46,8 @@ from synchromesh.planner.chain.problem import (
     gap,
 )
 from synchromesh.planner.chain.search import search
-from synchromesh.planner.stages.problem import (
-    PlannedStage,
-    StageFacts,
-    StagePlan,
-    StageProblem,
-    in_flight,
-)
+from synchromesh.planner.stages.problem import PlannedStage, StageFacts, StagePlan, StageProblem
+from synchromesh.values.schedule import most_in_flight
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +65,14 @@ Find = Callable[[PlannedStage, int], Inside | None]  # of so many micro-batches;
 
 def mixed(problem: StageProblem, plan: StagePlan, find: Find) -> StagePlan | None:
     """The plan with ways of least step time; None: its own are. Its gap is over these cuts."""
-    m = plan.micro_batches
+    m, costs = plan.micro_batches, problem.costs(plan.micro_batches)
     every, start = [], 0
     for s, stage in enumerate(plan.stages):
-        held = in_flight(len(plan.stages) - s, m)
+        held = most_in_flight(len(plan.stages), (s,), m)
         place = StagePlace(*problem.kind(start, stage.devices), m, held)
-        every.append(_mixes(place, _own(problem, place, stage), find(stage, m)))
+        at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
+        own = place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
+        every.append(_mixes(place, own, find(stage, m)))
         start += stage.devices
     best = _least(every)
     seconds = _seconds(best)
@@ -120,12 +117,6 @@ class Mixes:
     both: float  # passage + slowest
 
 
-def _own(problem: StageProblem, place: StagePlace, stage: PlannedStage) -> Mix:
-    costs = problem.costs(place.micro_batches)
-    at = (stage.way, stage.first, stage.end, problem.sizes.index(stage.devices))
-    return place.mix(stage, *(float(x[at]) for x in (costs.seconds, costs.fill, costs.end)))
-
-
 def _mixes(place: StagePlace, own: Mix, inside: Inside | None, halvings: int = 2) -> Mixes:
     """The mixes that memory holds; the stage's own alone where it holds no other. halvings: of the
     shares between 0 and 1, so that a stage is searched at most 5 times; chosen, not measured."""
@@ -149,21 +140,21 @@ class Searches:
         """The mix of least passage + share slowest, and what none is below; None: no memory."""
         place = self.place
         times = place.slowdown * (1 + share * (place.micro_batches - 1))
-        found = search(self.chain(times, share), place.limit)
-        if not found.within:
+        plan = search(self.chain(times, share), place.limit)
+        if not plan.within:
             return None
-        return self.mix(found.choice), found.seconds * (1 - found.gap)
+        return self.mix(plan.choice), plan.seconds * (1 - plan.gap)
 
     def between(self, a: Mix, b: Mix, halvings: int) -> Iterator[Mix]:
         """Those that shares are best with between the ones of a and b."""
         if not halvings or a.passage >= b.passage or a.slowest <= b.slowest:
             return
         share = min(1.0, (b.passage - a.passage) / (a.slowest - b.slowest))
-        found = self.least(share)
-        if found and found[0].seconds(share) < a.seconds(share) * (1 - EXACT):
-            yield found[0]
-            yield from self.between(a, found[0], halvings - 1)
-            yield from self.between(found[0], b, halvings - 1)
+        best = self.least(share)
+        if best and best[0].seconds(share) < a.seconds(share) * (1 - EXACT):
+            yield best[0]
+            yield from self.between(a, best[0], halvings - 1)
+            yield from self.between(best[0], b, halvings - 1)
 
     def mix(self, choice: Sequence[int]) -> Mix:
         first, last = self.inside.facts[choice[0]], self.inside.facts[choice[-1]]

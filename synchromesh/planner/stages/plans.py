@@ -5,6 +5,7 @@ degrees      one for each stage; also one for each component, where that is quic
 schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,24 +26,30 @@ from synchromesh.values.profile import Profile
 
 def stage_plans(
     uniform: UniformPartitions, planned: PlanningProblem, profile: Profile,
-    most: float = math.inf, number: int = 6,
+    most: float = math.inf, each: int = 3,
 ) -> list[Plan]:  # fmt: skip
     """A few plans of two stages and more, the best of the search first; none where the model has
     one component, or nothing of stages is known. most: seconds of a step that they may take.
-    number: of plans, each of which is priced by a walk of all its micro-batches; chosen."""
+    each: plans of a schedule, as each one is priced by a walk of all its micro-batches; chosen."""
     if not divisible(uniform):
         return []
     slowdowns = slowdowns_of(profile, uniform.devices)
     facts = GroupFacts(uniform, profile, [r for r, slow in enumerate(slowdowns) if slow == 1.0])
-    found = [
+    ranked = [
         (best, order)
         for order in orders(slowdowns)
         for best in _of_order(facts, stage_problem(facts, planned, order, slowdowns))
         if best is not None and best.seconds <= most
     ]
-    found.sort(key=lambda x: x[0].seconds)
-    plans = (p for best, order in found for p in _scheduled(uniform, planned, best, order))
-    return list(dict.fromkeys(plans))[:number]
+    ranked.sort(key=lambda x: x[0].seconds)
+    plans: dict[Plan, None] = {}
+    of_schedule = Counter[str]()
+    for best, order in ranked:
+        for plan in _scheduled(uniform, planned, best, order):
+            if plan not in plans and of_schedule[plan.schedule] < each:
+                plans[plan] = None
+                of_schedule[plan.schedule] += 1
+    return list(plans)
 
 
 def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | None]:
@@ -55,8 +62,8 @@ def _of_order(facts: GroupFacts, problem: StageProblem) -> Iterator[StagePlan | 
 
 def orders(slowdowns: Sequence[float]) -> list[tuple[int, ...]]:
     ranks = range(len(slowdowns))
-    found = [ranks, *(sorted(ranks, key=lambda r: sign * slowdowns[r]) for sign in (1, -1))]
-    return list(dict.fromkeys(map(tuple, found)))
+    sequences = [ranks, *(sorted(ranks, key=lambda r: sign * slowdowns[r]) for sign in (1, -1))]
+    return list(dict.fromkeys(map(tuple, sequences)))
 
 
 def _best(problem: StageProblem, numbers: int = 2) -> Iterator[StagePlan]:
@@ -80,20 +87,20 @@ def _scheduled(
 
 
 def plan_of(
-    found: StagePlan, names: Sequence[str], degrees: Sequence[int], order: Sequence[int],
+    staged: StagePlan, names: Sequence[str], degrees: Sequence[int], order: Sequence[int],
     modules: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:  # fmt: skip
     """The plan in words. degrees: of each way; order: of the ranks that stages are laid on."""
-    tensor = [degrees[way] for s in found.stages for way in s.way_of]
+    tensor = [degrees[way] for s in staged.stages for way in s.way_of]
     wide = 2 * math.lcm(*tensor)  # devices of which every degree is `data` or a hybrid
     plan = worded(names, [Layout(wide // t, t) for t in tensor], modules)
     groups, start = [], 0
-    for stage in found.stages[: len(found.stages) // found.chunks]:
+    for stage in staged.stages[: len(staged.stages) // staged.chunks]:
         groups.append(tuple(order[start : start + stage.devices]))
         start += stage.devices
     stages = tuple(
         Stage(ranks, names[stage.first])
-        for ranks, stage in zip(groups * found.chunks, found.stages, strict=True)
+        for ranks, stage in zip(groups * staged.chunks, staged.stages, strict=True)
     )
-    schedule = "1f1b" if found.chunks == 1 else "interleaved"
-    return replace(plan, stages=stages, micro_batches=found.micro_batches, schedule=schedule)
+    schedule = "1f1b" if staged.chunks == 1 else "interleaved"
+    return replace(plan, stages=stages, micro_batches=staged.micro_batches, schedule=schedule)

@@ -110,8 +110,8 @@ class StageProblem:
         mask = allowed(first, end, np.array(self.sizes)[size])
 
         def costs(micro_batches: int) -> StageCosts:
-            found = self.costs(micro_batches)
-            return replace(found, seconds=np.where(mask, found.seconds, np.inf))
+            unmasked = self.costs(micro_batches)
+            return replace(unmasked, seconds=np.where(mask, unmasked.seconds, np.inf))
 
         return replace(self, costs=costs)
 
@@ -123,21 +123,16 @@ class StageProblem:
     @cached_property
     def kind_of(self) -> Ints:
         """The kind by [size, units left]: a group takes the first of these; 0 if it cannot."""
-        found = np.zeros((len(self.sizes), self.devices // self.unit + 1), dtype=np.int64)
+        table = np.zeros((len(self.sizes), self.devices // self.unit + 1), dtype=np.int64)
         index = {kind: i for i, kind in enumerate(self.kinds)}
         for s, size in enumerate(self.sizes):
             for start in self._starts(size):
                 left = (self.devices - start) // self.unit
-                found[s, left] = index[self.kind(start, size)]
-        return found
+                table[s, left] = index[self.kind(start, size)]
+        return table
 
     def _starts(self, size: int) -> range:
         return range(0, self.devices - size + 1, self.unit)
-
-
-def in_flight(depth: int, micro_batches: int) -> int:
-    """Micro-batches that a stage holds at most under 1F1B; depth: 1 for the last stage."""
-    return min(depth, micro_batches)
 
 
 INF = float("inf")
@@ -161,19 +156,20 @@ class StageFacts:
     overlap: Overlap = UNDISTURBED
 
 
-Find = Callable[[int, int], StageFacts | None]  # of g devices under a degree; None: not offered
+# of g devices under a degree, in m micro-batches; None: not offered
+Find = Callable[[int, int, int], StageFacts | None]
 
 
 def stage_costs(
-    find: Find, sizes: Sequence[int], degrees: Sequence[int], count: int
+    find: Find, m: int, sizes: Sequence[int], degrees: Sequence[int], count: int
 ) -> StageCosts:
-    """What all stages of `count` components take: a way for each degree."""
+    """What all stages of `count` components take of m micro-batches: a way for each degree."""
     shape = (len(degrees), count, count + 1, len(sizes))
     seconds, fill, end, resident, kept = (np.zeros(shape) for _ in range(5))
     seconds[:] = INF
     for s, size in enumerate(sizes):
         for w, degree in enumerate(degrees):
-            facts = None if size % degree else find(size, degree)
+            facts = None if size % degree else find(size, degree, m)
             if facts is None:
                 continue
             at = (w, slice(None), slice(None), s)
@@ -193,8 +189,8 @@ def stage_costs(
 def _sums(values: Floats) -> Floats:
     """Sums of components i .. j-1 by [i, j]."""
     until = np.r_[0.0, np.cumsum(values)]
-    found: Floats = until - until[:-1, None]
-    return found
+    sums: Floats = until - until[:-1, None]
+    return sums
 
 
 def _unhidden(facts: StageFacts) -> Floats:
@@ -205,8 +201,8 @@ def _unhidden(facts: StageFacts) -> Floats:
     later = np.tri(count).T.astype(bool)  # q >= i
     left = np.where(later, sent[1:] - computed[:-1], -INF)
     left = np.maximum.accumulate(left, axis=1) - (sent - computed)[:-1, None]
-    found: Floats = np.c_[np.zeros(count), left]
-    return found
+    unhidden: Floats = np.c_[np.zeros(count), left]
+    return unhidden
 
 
 def group_sizes(devices: int, all_sizes: int = 16, units: int = 128) -> tuple[int, ...]:
@@ -229,6 +225,6 @@ def _divisors(number: int, most: int) -> list[int]:
 def micro_batch_numbers(rows: int, most: int = 1024) -> tuple[int, ...]:
     """Numbers of micro-batches that are offered, of equally many rows: powers of two, and all
     divisors where less than eight is a power of two among them. most: chosen."""
-    found = _divisors(rows, min(rows, most))
-    powers = [m for m in found if m & (m - 1) == 0]
-    return tuple(powers if powers[-1] >= 8 else found)
+    divisors = _divisors(rows, min(rows, most))
+    powers = [m for m in divisors if m & (m - 1) == 0]
+    return tuple(powers if powers[-1] >= 8 else divisors)

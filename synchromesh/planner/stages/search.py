@@ -28,7 +28,8 @@ from typing import ClassVar
 import numpy as np
 
 from synchromesh.planner.chain.problem import EXACT, Floats, Ints, gap
-from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem, in_flight
+from synchromesh.planner.stages.problem import PlannedStage, StagePlan, StageProblem
+from synchromesh.values.schedule import most_in_flight
 
 
 def search(problem: StageProblem) -> StagePlan | None:
@@ -156,11 +157,12 @@ class StageWalk:
         if needed[-1] > self.units:
             return None
         until = self.units - needed[:-1]  # devices that those in front leave at most
-        found = self._closed(costs, until)
-        if not np.isfinite(found[0, self.units]):
+        sums = self._closed(costs, until)
+        if not np.isfinite(sums[0, self.units]):
             return None
-        plan = self._back(allowed, [found])
-        if self._fits(plan):
+        plan = self._back(allowed, [sums])
+        held = (most_in_flight(len(plan), (s,), self.micro_batches) for s in range(len(plan)))
+        if all(self.most[at] >= h for at, h in zip(self._places(plan), held, strict=True)):
             return plan
         layers = self._layers(allowed, until)
         return None if layers is None else self._back(allowed, layers)
@@ -177,16 +179,16 @@ class StageWalk:
     def _closed(self, costs: Floats, until: Ints) -> Floats:
         """D, and a last column of inf."""
         count = self.problem.components
-        found = np.full((count + 1, self.units + 2), INF)
-        found[count, 0] = 0.0
+        sums = np.full((count + 1, self.units + 2), INF)
+        sums[count, 0] = 0.0
         behind = np.full((count + 1, len(self.sizes), self.units + 1), INF)
-        behind[count] = found[count][self._after]
+        behind[count] = sums[count][self._after]
         for i in reversed(range(count)):
-            self._step(i, costs, behind, found, until)
-            behind[i] = found[i][self._after]
-        return found
+            self._step(i, costs, behind, sums, until)
+            behind[i] = sums[i][self._after]
+        return sums
 
-    def _step(self, i: int, costs: Floats, behind: Floats, found: Floats, until: Ints) -> None:
+    def _step(self, i: int, costs: Floats, behind: Floats, sums: Floats, until: Ints) -> None:
         """D of component i, of what is behind each of its stages."""
         if until[i] <= 0:
             return
@@ -195,33 +197,33 @@ class StageWalk:
             j, size = np.nonzero(np.isfinite(costs[0, i, i + 1 :]))
             if len(j):
                 stage = costs[0, i, i + 1 + j, size]
-                found[i, columns] = (stage[:, None] + behind[i + 1 + j, size, columns]).min(0)
+                sums[i, columns] = (stage[:, None] + behind[i + 1 + j, size, columns]).min(0)
             return
         kind = self.problem.kind_of[:, columns]
         size = np.arange(len(self.sizes))[:, None]
         stage = np.moveaxis(costs[:, i, i + 1 :], 0, -1)[:, size, kind]  # [j, size, left]
-        found[i, columns] = (stage + behind[i + 1 :, :, columns]).min((0, 1))
+        sums[i, columns] = (stage + behind[i + 1 :, :, columns]).min((0, 1))
 
     def _layers(self, allowed: Floats, until: Ints) -> list[Floats] | None:
         """D_0, D_1 ... up to the first that a step of all devices is best with."""
         count = self.problem.components
-        found = np.full((count + 1, self.units + 2), INF)
-        found[count, 0] = 0.0
-        layers, best = [found], found.copy()
+        sums = np.full((count + 1, self.units + 2), INF)
+        sums[count, 0] = 0.0
+        layers, best = [sums], sums.copy()
         last = 0
         for depth in range(1, count + 1):
-            held = in_flight(depth, self.micro_batches)
+            held = most_in_flight(depth, (0,), self.micro_batches)
             costs = np.where(self.most >= held, allowed, INF).min(1)
             behind = layers[-1][:, self._after]
-            found = np.full_like(found, INF)
+            sums = np.full_like(sums, INF)
             for i in range(count - depth + 1):
-                self._step(i, costs, behind, found, until)
-            found[found >= best] = INF
-            np.minimum(best, found, out=best)
-            if not np.isfinite(found).any():
+                self._step(i, costs, behind, sums, until)
+            sums[sums >= best] = INF
+            np.minimum(best, sums, out=best)
+            if not np.isfinite(sums).any():
                 break
-            layers.append(found)
-            if np.isfinite(found[0, self.units]):
+            layers.append(sums)
+            if np.isfinite(sums[0, self.units]):
                 last = depth
         return layers[: last + 1] if last else None
 
@@ -231,7 +233,7 @@ class StageWalk:
         i, left = 0, self.units
         while i < problem.components:
             depth = len(layers) - 1
-            held = in_flight(depth, self.micro_batches) if depth else 1
+            held = most_in_flight(depth, (0,), self.micro_batches) if depth else 1
             kind = problem.kind_of[:, left]
             size = np.arange(len(self.sizes))
             at = allowed[kind, :, i, :, size]  # [size, way, j]
@@ -243,10 +245,6 @@ class StageWalk:
             i, left = j, left - int(self.sizes[s])
             layers = layers[:-1] if depth else layers
         return tuple(stages)
-
-    def _fits(self, plan: Sequence[PlannedStage]) -> bool:
-        held = [in_flight(len(plan) - s, self.micro_batches) for s in range(len(plan))]
-        return all(self.most[at] >= h for at, h in zip(self._places(plan), held, strict=True))
 
     def seconds(self, plan: Sequence[PlannedStage]) -> tuple[float, float]:
         """The sum of passages, and what the slowest stage takes."""

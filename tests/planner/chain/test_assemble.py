@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.cost.step_time import Unmeasured, step_time
+from synchromesh.cost.planned_step import Unmeasured
+from synchromesh.cost.step_time import step_time
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planner.chain.assemble import assemble
 from synchromesh.planner.chain.links import crossings

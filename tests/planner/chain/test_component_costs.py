@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from synchromesh.cost.planned_step import Unmeasured
 from synchromesh.planner.chain.component_costs import ComponentCosts, component_costs
 from synchromesh.planner.uniform import UniformPartitions, holdings_of
 from synchromesh.values.profile import Curve, Memory, Profile
@@ -30,9 +31,7 @@ def costs(
 ) -> ComponentCosts:
     """Of the first component."""
     held = holdings_of(uniform, degree)
-    made = component_costs(uniform, degree, 0, held, profile, recompute=recompute)
-    assert made is not None
-    return made
+    return component_costs(uniform, degree, 0, held, profile, recompute=recompute)
 
 
 def test_gradients_are_summed_over_data_ranks_alone(
@@ -72,5 +71,6 @@ def test_of_what_nothing_is_known_there_are_no_costs(
     uniform: UniformPartitions, told: Profile
 ) -> None:
     held = holdings_of(uniform, 1)
-    assert component_costs(uniform, 1, 0, held, replace(told, compute={})) is None
-    assert component_costs(uniform, 1, 0, held, replace(told, network={})) is None
+    for lacking in (replace(told, compute={}), replace(told, network={})):
+        with pytest.raises(Unmeasured):
+            component_costs(uniform, 1, 0, held, lacking)

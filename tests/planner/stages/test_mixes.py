@@ -18,7 +18,6 @@ from synchromesh.planner.stages.problem import (
     StageFacts,
     StagePlan,
     StageProblem,
-    in_flight,
     stage_costs,
 )
 from synchromesh.planner.stages.search import search
@@ -90,7 +89,9 @@ class Model:
         @cache
         def costs(m: int) -> StageCosts:
             links = range(len(LINKS))
-            return stage_costs(lambda g, d: self.moved(g, d, m, links), SIZES, DEGREES, COUNT)
+            return stage_costs(
+                lambda g, d, m: self.moved(g, d, m, links), m, SIZES, DEGREES, COUNT
+            )
 
         return StageProblem(COUNT, SIZES, (limit,) * len(slowdowns), slowdowns, (1, 2, 4), costs)
 
@@ -100,7 +101,7 @@ class Model:
         total, slowest, start = 0.0, 0.0, 0
         for s, stage in enumerate(plan):
             slowdown, limit = problem.kind(start, stage.devices)
-            t, x, e, held = self.takes(stage, m, in_flight(len(plan) - s, m))
+            t, x, e, held = self.takes(stage, m, min(len(plan) - s, m))
             if held > limit or math.isinf(t):
                 return math.inf
             total += slowdown * t + x

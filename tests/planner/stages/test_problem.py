@@ -28,7 +28,7 @@ def facts(seed: int, overlap: Overlap | None = None) -> StageFacts:
 def test_a_stage_of_one_micro_batch_is_the_chain() -> None:
     for seed in range(20):
         own = facts(seed)
-        costs = stage_costs(lambda g, d, own=own: own, (1,), (1,), COUNT)
+        costs = stage_costs(lambda g, d, m, own=own: own, 1, (1,), (1,), COUNT)
         for i in range(COUNT):
             for j in range(i + 1, COUNT + 1):
                 options = [
@@ -47,7 +47,7 @@ def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
     computed, traffic = (own.forward + own.backward)[1:3].sum(), own.message[1] + own.message[3]
 
     def busy(overlap: Overlap) -> float:
-        costs = stage_costs(lambda g, d: facts(0, overlap), (1,), (1,), COUNT)
+        costs = stage_costs(lambda g, d, m: facts(0, overlap), 1, (1,), (1,), COUNT)
         return float(costs.seconds[0, 1, 3, 0])
 
     assert busy(Overlap()) == pytest.approx(max(computed, traffic))
@@ -57,13 +57,13 @@ def test_messages_hide_behind_computation_as_far_as_it_lets_them() -> None:
 
 def test_every_micro_batch_begins() -> None:
     own = facts(0)
-    plain = stage_costs(lambda g, d: own, (1,), (1,), COUNT)
-    late = stage_costs(lambda g, d: replace(own, begin=0.5), (1,), (1,), COUNT)
+    plain = stage_costs(lambda g, d, m: own, 1, (1,), (1,), COUNT)
+    late = stage_costs(lambda g, d, m: replace(own, begin=0.5), 1, (1,), (1,), COUNT)
     assert late.seconds[0, 1, 4, 0] - plain.seconds[0, 1, 4, 0] == pytest.approx(0.5)
 
 
 def test_a_degree_that_does_not_divide_the_group_is_not_offered() -> None:
-    costs = stage_costs(lambda g, d: None if g == 4 else facts(0), (2, 3, 4), (1, 2), COUNT)
+    costs = stage_costs(lambda g, d, m: None if g == 4 else facts(0), 1, (2, 3, 4), (1, 2), COUNT)
     offered = np.isfinite(costs.seconds[:, 0, 1])
     assert offered.tolist() == [[True, True, False], [True, False, False]]
 

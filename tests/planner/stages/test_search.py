@@ -63,7 +63,7 @@ def chain(seconds: list[float], devices: int, **other: object) -> StageProblem:
     return StageProblem(
         count,
         **given,  # type: ignore[arg-type]
-        costs=lambda m: stage_costs(lambda g, d: facts(g, d, m), sizes, (1,), count),  # type: ignore[arg-type]
+        costs=lambda m: stage_costs(facts, m, sizes, (1,), count),  # type: ignore[arg-type]
     )
 
 
