@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from synchromesh.values.fault import near
-from synchromesh.values.layout import STATES, Layout, ShardStates
+from synchromesh.values.layout import LEVELS, STATES, Layout, ShardStates
 
 Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -34,11 +34,9 @@ OPTIONS: dict[Name, tuple[str, ...]] = {
     "pipeline": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
     "auto": (),
 }
-# words for `sharded-data` of a level
-LEVELS: dict[str, ShardStates] = {
-    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters",
-}  # fmt: skip
-WORDS = (*NAMES[:3], "zero1", "zero2", *NAMES[3:])  # that a plan may begin with
+STATES_OF = {level.word: states for states, level in LEVELS.items() if level.word}
+# that a plan may begin with; `zero3` is `sharded-data`
+WORDS = (*NAMES[:3], *(w for w in STATES_OF if w != "zero3"), *NAMES[3:])
 NUMBERS = ("tensor", "data", "stages", "microbatches")
 
 
@@ -133,12 +131,12 @@ class LayoutSpec:
         """The spec that a text like `hybrid:tensor=2,recompute=yes` says."""
         word, colon, rest = text.strip().partition(":")
         word = word.strip()
-        name = "sharded-data" if word in LEVELS else word
+        name = "sharded-data" if word in STATES_OF else word
         if name not in NAMES:
             raise ValueError(
                 f"unknown layout {word[:60]!r}{near(word, WORDS)}; known are {', '.join(WORDS)}"
             )
-        stated: dict[str, object] = {"states": LEVELS[word]} if word in LEVELS else {}
+        stated: dict[str, object] = {"states": STATES_OF[word]} if word in STATES_OF else {}
         for item in rest.split(",") if colon else ():
             option, equals, value = (part.strip() for part in item.partition("="))
             _check_option(word, option)
@@ -151,7 +149,7 @@ class LayoutSpec:
         word: str = self.name
         options = [f"{n}={v}" for n in NUMBERS if (v := getattr(self, n)) is not None]
         if self.name == "sharded-data" and self.states != "parameters":
-            word = next(word for word, level in LEVELS.items() if level == self.states)
+            word = LEVELS[self.states].word
         elif self.name != "sharded-data" and self.states != "none":
             options.append(f"states={self.states}")
         if self.recompute:
@@ -192,7 +190,7 @@ class LayoutSpec:
 
 def _check_option(word: str, option: str) -> None:
     """word: one of `WORDS`."""
-    options = ("recompute",) if word in LEVELS else OPTIONS[word]  # type: ignore[index]
+    options = ("recompute",) if word in STATES_OF else OPTIONS[word]  # type: ignore[index]
     if option not in options:
         known = ", ".join(options) or "none"
         raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")

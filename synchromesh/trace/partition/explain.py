@@ -10,7 +10,7 @@ from typing import Any
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import STATES, Layout, ShardStates, stages_of
+from synchromesh.values.layout import LEVELS, Layout, ShardStates, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.traffic import (
@@ -24,8 +24,6 @@ from synchromesh.values.traffic import (
 from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
 from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, shard_traffic
-
-SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all before it
 
 
 @dataclass(frozen=True)
@@ -326,9 +324,9 @@ def _of_component(
 
 
 def _options(part: ComponentExplanation) -> str:
-    """What is sharded over data ranks, with what the levels before it shard; recomputation."""
-    *sharded_before, last = ("", *SHARDED[: STATES.index(part.states)])
-    what = " and ".join(x for x in (", ".join(sharded_before[1:]), last) if x)
+    """What is sharded over data ranks; recomputation."""
+    *before, last = LEVELS[part.states].sharded or ("",)
+    what = f"{', '.join(before)} and {last}" if before else last
     sharded = f", {what} sharded over data ranks" if what and part.data > 1 else ""
     return sharded + (", recomputed" if part.recompute else "")
 
