@@ -85,15 +85,15 @@ class Holding:
         length = sum(b[cut][1] - b[cut][0] for b in (computed if d == cut else computed[:1]))
         index = self.gradient_positions(position).index(position)
         start, stop = self.part_placement.share(length, self.parts, index)
-        found, before = [], 0
+        boxes, before = [], 0
         for box in computed:
             low, high = box[cut]
             first, last = max(start, before), min(stop, before + high - low)
             if first < last:
                 own = (low + first - before, low + last - before)
-                found.append((*box[:cut], own, *box[cut + 1 :]))
+                boxes.append((*box[:cut], own, *box[cut + 1 :]))
             before += (high - low) * (d == cut)
-        return tuple(found)
+        return tuple(boxes)
 
     def _computed(self, position: int) -> tuple[Box, ...]:
         """The boxes that a position computes with."""
@@ -163,22 +163,22 @@ def holdings(
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
-    found = {}
+    holding_of = {}
     for tensor in tensors:
         users = uses.get(tensor.name, {})
         states = _states(tensor, users)
         match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
             case [(mesh, placement)]:
-                found[tensor.name] = Holding(tensor, mesh, placement, states=states)
+                holding_of[tensor.name] = Holding(tensor, mesh, placement, states=states)
             case _:
                 held = sorted({p for layout in users for p in layout.positions})
                 everywhere = held or range(devices)
                 layout = Layout(len(everywhere), 1, first=everywhere[0])
                 shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
-                found[tensor.name] = Holding(
+                holding_of[tensor.name] = Holding(
                     tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states
                 )
-    return found
+    return holding_of
 
 
 def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:

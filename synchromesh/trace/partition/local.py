@@ -243,7 +243,7 @@ def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
     components = partition.components
     stages = stages_of([local.layout for local in components])
     stage_of = {i: s for s, stage in enumerate(stages) for i in stage}
-    found: dict[Pair, dict[Border, Exchange]] = {}
+    exchanges: dict[Pair, dict[Border, Exchange]] = {}
     for i, local in enumerate(components):
         for item in local.inputs:
             if item.source is None or stage_of[item.source] == stage_of[i]:
@@ -251,15 +251,15 @@ def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
             exchange = exchange_of(partition, local, item)
             pair = stage_of[item.source], stage_of[i]
             form = exchange.read if exchange.crosses else exchange.made
-            found.setdefault(pair, {}).setdefault(form, exchange)
-    return {pair: tuple(items.values()) for pair, items in sorted(found.items())}
+            exchanges.setdefault(pair, {}).setdefault(form, exchange)
+    return {pair: tuple(items.values()) for pair, items in sorted(exchanges.items())}
 
 
 def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], ...]:
     """Each leaf of the carry, with how its new value comes to where the next batch is read: to the
     ranks of each stage that reads the leaf, as they have the rows of a batch; nothing moves where
     these are the ranks that make it and have them so. What none reads stays with its maker's."""
-    found = []
+    delivered = []
     for item in partition.carry:
         maker = partition.components[item.source].layout
         readers = {
@@ -268,11 +268,11 @@ def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], 
             for read in local.inputs
             if read.source is None and read.value.name == item.leaf
         }
-        found.append((item.leaf, tuple(
+        delivered.append((item.leaf, tuple(
             Exchange(
                 item.value, REPLICATED, REPLICATED, maker, partition.leaf_layouts[positions],
                 flows=False,
             )
             for positions in readers or (maker.positions,)
         )))  # fmt: skip
-    return tuple(found)
+    return tuple(delivered)
