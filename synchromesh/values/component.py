@@ -34,10 +34,6 @@ class Value:
     rows: Rows | None  # None: the value has no batch dimension
     differentiable: bool
 
-    @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype]
-
     def bytes(self, rows: int) -> int:
         times = rows**self.rows.power if self.rows else 1
         return prod(self.shape) * ITEM_BYTES[self.dtype] * times

@@ -21,7 +21,7 @@ from itertools import product, starmap
 from math import prod
 
 from synchromesh.values.boxes import Box, Slices, intersection, local_shape, place
-from synchromesh.values.component import Value
+from synchromesh.values.component import ITEM_BYTES, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
 
@@ -314,4 +314,4 @@ class Exchange:
         change, one = self.change(ranges, gradient), shape_rows_first(self.value)
         if position not in change.source.layout.positions:
             return 0
-        return change.sent_entries(one, position) * self.value.item_bytes
+        return change.sent_entries(one, position) * ITEM_BYTES[self.value.dtype]

@@ -140,11 +140,9 @@ class Holding:
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
-        return (
-            tuple(self.positions)
-            if self.partial_gradient
-            else self.layout.data_positions(position)
-        )
+        if self.partial_gradient:
+            return tuple(self.positions)
+        return self.layout.data_positions(position)
 
     @property
     def copies(self) -> int:

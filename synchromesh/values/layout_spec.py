@@ -136,10 +136,13 @@ class LayoutSpec:
             raise ValueError(
                 f"unknown layout {word[:60]!r}{near(word, WORDS)}; known are {', '.join(WORDS)}"
             )
+        options = ("recompute",) if word in STATES_OF else OPTIONS[name]
         stated: dict[str, object] = {"states": STATES_OF[word]} if word in STATES_OF else {}
         for item in rest.split(",") if colon else ():
             option, equals, value = (part.strip() for part in item.partition("="))
-            _check_option(word, option)
+            if option not in options:
+                known = ", ".join(options) or "none"
+                raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")
             if not equals or option in stated:
                 raise ValueError(f"{word}: write each option once, as {option}=VALUE")
             stated[option] = _value(name, option, value)
@@ -186,14 +189,6 @@ class LayoutSpec:
             tensor = self.tensor or 1
             return devices // tensor or 1, tensor
         return data, self.tensor or devices // data or 1
-
-
-def _check_option(word: str, option: str) -> None:
-    """word: one of `WORDS`."""
-    options = ("recompute",) if word in STATES_OF else OPTIONS[word]  # type: ignore[index]
-    if option not in options:
-        known = ", ".join(options) or "none"
-        raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")
 
 
 def _value(name: str, option: str, value: str) -> object:

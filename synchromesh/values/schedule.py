@@ -203,20 +203,13 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
     if name not in PIPELINES:
         raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
     listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
-    if name == "gpipe":
-        listing.add("F")
-        listing.add("B")
-    else:
-        listing.add("FB")
-    return listing.schedule
+    return listing.schedule("F", "B") if name == "gpipe" else listing.schedule("FB")
 
 
 @lru_cache(maxsize=64)
 def forward_only(of: tuple[int, ...], micro_batches: int) -> Schedule:
     """The schedule of an evaluation. of: the group of each stage."""
-    listing = _Listing(of, micro_batches)
-    listing.add("F")
-    return listing.schedule
+    return _Listing(of, micro_batches).schedule("F")
 
 
 class _Listing:
@@ -250,12 +243,13 @@ class _Listing:
         self.done: dict[ActionKind, list[int]] = {"F": [0] * count, "B": [0] * count}
         self.lists: list[list[Action]] = [[] for _ in self.stages]
 
-    @property
-    def schedule(self) -> Schedule:
+    def schedule(self, *phases: str) -> Schedule:
+        """Of phases one after another; caps hold where one has forwards and backwards."""
+        for kinds in phases:
+            self._add(kinds)
         return Schedule(tuple(map(tuple, self.lists)))
 
-    def add(self, kinds: str) -> None:
-        """Lists the actions of `kinds`; caps hold where both are listed together."""
+    def _add(self, kinds: str) -> None:
         left = len(kinds) * len(self.of) * self.micro_batches
         groups = range(len(self.stages))
         while left:

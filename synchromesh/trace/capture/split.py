@@ -112,11 +112,11 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
         )
     crossing = []
     for node in graph.nodes:
-        of_chain = node.op == "call_function" or meta.role(node) == "leaf"
-        targets = readers_elsewhere(node) if of_chain else []
-        if not targets:
-            continue
         at, value = meta.component(node), meta.value(node)
+        readers = {meta.component(user) for user in node.users if user.op == "call_function"}
+        targets = sorted(readers - {at})
+        if not targets or not (node.op == "call_function" or meta.role(node) == "leaf"):
+            continue
         if why := meta.why_irregular(node) if isinstance(value, Value) else "is not a tensor":
             raise UnorderedRows(
                 f"the value {node.name} between the components {names[max(at, 0)]} and "
@@ -126,11 +126,6 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
         source = None if at < 0 else names[at]
         crossing.append(Edge(value, source, tuple(names[t] for t in targets)))
     return tuple(crossing)
-
-
-def readers_elsewhere(node: Node) -> list[int]:
-    readers = {meta.component(user) for user in node.users if user.op == "call_function"}
-    return sorted(readers - {meta.component(node)})
 
 
 def components(

@@ -104,10 +104,12 @@ def explain(
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
-    applied = _AppliedPlan(made, plan, rows, _holdings(step, made, len(ranks)))
+    parameters = {p.name: p for c in step.chain.components for p in c.parameters}
+    holding = holdings(parameters.values(), made.placements, len(ranks))
+    applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
-        local_bytes[rank] = sum(h.bytes_at(position) for h in applied.holding.values())
+        local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
         sent[rank] = applied.sent_bytes(position)
     stages = stages_of([c.layout for c in made.components])
     components = tuple(
@@ -225,11 +227,6 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
         item = max(4, ITEM_BYTES[tensors[name].dtype])
         sent += batch_norm_collectives(channels, item, local.layout.data)
     return replace(local, events=(*local.events, Communication(tuple(sent), repeated=True)))
-
-
-def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
-    parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    return holdings(parameters.values(), made.placements, devices)
 
 
 def _component(

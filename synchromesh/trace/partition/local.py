@@ -184,13 +184,11 @@ def structure(graph: Graph) -> list[Any]:
 
 # Operators of whose inputs and outputs autograd keeps nothing: backward is linear in the gradient.
 # A test runs each of them.
-KEEP_NOTHING = frozenset(
-    {
-        "add", "sub", "neg", "alias", "cat", "chunk", "clone", "contiguous", "detach", "expand",
-        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
-        "squeeze", "stack", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
-    }
-)  # fmt: skip
+KEEP_NOTHING = {
+    "add", "sub", "neg", "alias", "cat", "chunk", "clone", "contiguous", "detach", "expand",
+    "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "stack", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+}  # fmt: skip
 MOVES = ("move", "stream")  # methods of the axis of which it keeps nothing either
 
 

@@ -224,8 +224,11 @@ class LocalGraphWriter:
                 self.forms[tensor, state] = self.graph.call_function(getitem, (results, k))
             else:
                 x = self.form(tensor, source)
-                states, lengths = (str(source), str(state)), length_of(tensor, source, self.m)
-                moved = self.graph.call_method("move", (self.axis, x, *states, *lengths))
+                shape = value_of(tensor).shape
+                uneven = source.sharded and not source.even(shape[source.dim], self.m)
+                length = (shape[source.dim],) if uneven else ()  # which no rank knows by its part
+                states = str(source), str(state)
+                moved = self.graph.call_method("move", (self.axis, x, *states, *length))
                 self.forms[tensor, state] = moved
                 gradient = self.borders.gradient(tensor, self.layout, state)
                 collectives = move_collectives(value_of(tensor), source, state, self.m, gradient)
@@ -328,13 +331,6 @@ def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalCo
         program=program_of(written.form, inputs, tensors, constants, layout),
         arrivals=len(borders.moves[index]),
     )  # fmt: skip
-
-
-def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
-    """How long a dimension is of which ranks have unequal parts: what a move must know besides."""
-    shape = value_of(tensor).shape
-    even = not source.sharded or source.even(shape[source.dim], m)
-    return () if even else (shape[source.dim],)
 
 
 def localise(problem: StepProblem, assignment: Assignment) -> Partition:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.placement import shard
-from synchromesh.values.traffic import Collective
 
-from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule, TensorAxis
+from .operator import Emit, Operator, OpSpec, P, R, Rule, TensorAxis, all_reduces
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -105,20 +104,9 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
         sums = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
         return to.call(first_of, sums, len(op.outputs))
 
-    yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
-
-
-def _maxima(op: Operator) -> tuple[Collective, ...]:
-    """For the largest entries: a maximum of these and one of their places, for every column."""
-    if op.constant("mode") != BagMode.MAX:
-        return ()
-    out = op.output
-    count = prod(out.shape)
-    per_row, fixed = (count // ROWS, 0) if out.rows_dim is not None else (0, count)
-    return tuple(
-        Collective("all_reduce", "forward", op.m, item * per_row, item * fixed)
-        for item in (out.item, ITEM_BYTES["int64"])
-    )
+    # a maximum of the entries, and one of their places, for every column
+    sent = all_reduces(op.m, out, (out.item, ITEM_BYTES["int64"])) if largest else ()
+    yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=sent)
 
 
 def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:

@@ -160,6 +160,14 @@ class TensorAxis(Protocol):
         """In training mode the engine decides over which rows its statistics are taken."""
 
 
+def all_reduces(m: int, like: Operand, entries: Iterable[int]) -> tuple[Collective, ...]:
+    """Forward only; entries: the bytes that each of them has for an entry of `like`."""
+    count = prod(like.shape)
+    per_row, fixed = (0, count) if like.rows_dim is None else (count // ROWS, 0)
+    sums = ((n * per_row, n * fixed) for n in entries)
+    return tuple(Collective("all_reduce", "forward", m, *payload) for payload in sums)
+
+
 def local_entries(axis: TensorAxis, entries: int, segment: int, unit: int) -> int:
     """How many of `entries` in segments of so many a rank has, units staying together."""
     start, stop = shard(0, 1, unit).share(segment, axis.size, axis.index)

@@ -59,6 +59,7 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
     source, target, m = op.inputs[0].shape, op.output.shape, op.m
     if prod(source) == 0:
         return
+    sizes = () if op.name == "flatten" else op.constant(next(filter(op.takes, SIZES)))
     states = set(op.inputs[0].states)
     states |= {b for s in op.output.states if (b := through(target, source, s, m)) is not None}
     for before in sorted(states):
@@ -66,15 +67,9 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
         if after is None:
             continue
         # a size that is left to be found cannot be found of nothing
-        if op.output.populated(after, m) or -1 not in _sizes_of(op):
+        if op.output.populated(after, m) or -1 not in sizes:
             yield op.spec({0: before}, after, replace=_reshape(op, after))
     yield op.spec({0: P}, P, share=1.0)
-
-
-def _sizes_of(op: Operator) -> list[Any]:
-    if op.name == "flatten":
-        return []
-    return list(op.constant(next(n for n in SIZES if n in op.arguments)))
 
 
 def _reshape(op: Operator, state: Placement) -> Replace:

@@ -19,7 +19,7 @@ from torch.fx import Node
 from synchromesh.trace import meta
 
 from ..known_values import evaluate
-from ..row_layout import Case, RowLayout, RowOperand
+from ..row_layout import Case, IrregularRows, RowLayout, RowOperand
 
 Run = Callable[[dict[int, Tensor], int], Any]  # identities by operand, rows -> the result
 
@@ -67,13 +67,18 @@ def read(made: Tensor, layout: RowLayout, rows: int) -> int | None:
     return None
 
 
-def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
-    """The layout that `run` shows whatever the number of rows. operands: those with identities."""
+def evaluated(
+    case: Case, run: Run, operands: list[RowOperand], fault: Callable[[], IrregularRows]
+) -> RowLayout:
+    """The layout that `run` shows whatever the number of rows; else raises a `fault`. operands:
+    those with identities."""
     choices = [sorted(e.layout.segments) for e in operands]
     if prod(map(len, choices)) > SIZES.combinations:
         choices = [c[:1] for c in choices]
     shown = {n for each in product(*choices) if (n := segments_of(case, run, operands, each))}
-    return case.result.with_segments(shown) if shown else None
+    if not shown:
+        raise fault()
+    return case.result.with_segments(shown)
 
 
 def segments_of(
