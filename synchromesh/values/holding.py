@@ -78,7 +78,11 @@ class Holding:
         """The boxes of the tensor that `position` keeps, in local order."""
         if position not in self.positions:
             return ()
-        computed = self._computed(position)
+        if self.partial_gradient:  # what it computes with
+            computed = REPLICATED.boxes(self.tensor.shape, 1, 0)
+        else:
+            index = self.layout.tensor_index(position)
+            computed = self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
         if self.parts == 1:
             return computed
         d, cut = self.placement.dim if self.placement.sharded else -1, self.part_placement.dim
@@ -94,13 +98,6 @@ class Holding:
                 boxes.append((*box[:cut], own, *box[cut + 1 :]))
             before += (high - low) * (d == cut)
         return tuple(boxes)
-
-    def _computed(self, position: int) -> tuple[Box, ...]:
-        """The boxes that a position computes with."""
-        if self.partial_gradient:
-            return REPLICATED.boxes(self.tensor.shape, 1, 0)
-        index = self.layout.tensor_index(position)
-        return self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
 
     @property
     def local_shape(self) -> tuple[int, ...]:

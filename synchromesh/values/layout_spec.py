@@ -95,26 +95,20 @@ class LayoutSpec:
     def _plainer(self) -> dict[str, object]:
         """The fields in which the canonical form, or one that is nearer to it, differs."""
         match self.name:
-            case "hybrid":
-                return self._plainer_hybrid()
+            case "hybrid" if self.stages or self.microbatches:
+                return {"name": "pipeline"}
+            case "hybrid" if self.tensor is None and self.data is None:
+                raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
+            case "hybrid" if self.tensor == 1 and self.data is None:
+                return {"name": "data", "tensor": None}
+            case "hybrid" if self.tensor is None and self.data == 1 and self.states == "none":
+                return {"name": "tensor", "data": None}
             case "data" if self.states != "none":
                 return {"name": "sharded-data"}
             case "sharded-data" if self.states == "none":
                 return {"states": "parameters"}
             case "pipeline" if not (self.stages and self.microbatches):
                 return {"stages": self.stages or 1, "microbatches": self.microbatches or 1}
-        return {}
-
-    def _plainer_hybrid(self) -> dict[str, object]:
-        if self.stages or self.microbatches:
-            return {"name": "pipeline"}
-        match self.tensor, self.data:
-            case None, None:
-                raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
-            case 1, None:
-                return {"name": "data", "tensor": None}
-            case None, 1 if self.states == "none":
-                return {"name": "tensor", "data": None}
         return {}
 
     @property

@@ -85,23 +85,16 @@ def compare(
             if own_fault(model, function, samples[0], autocast):
                 raise
             return Comparison(_fault_of_ours(error))
-        here = _fault(expected, model, step, samples, autocast)
+        try:
+            here = difference(expected, model, step, samples, autocast)
+        except Exception as error:
+            here = f"the trace does not run as its model does ({error}); {REMEDY}"
         if here is None:
             return Comparison(None, 1 if fault is None else first or 1)
         if fault is not None or first is None:
             break
         fault = here
     return Comparison(fault or here)
-
-
-def _fault(
-    eager: "Outcome", model: nn.Module, step: Step, samples: Sequence[Any],
-    autocast: torch.dtype | None,
-) -> str | None:  # fmt: skip
-    try:
-        return difference(eager, model, step, samples, autocast)
-    except Exception as error:
-        return f"the trace does not run as its model does ({error}); {REMEDY}"
 
 
 def _fault_of_ours(error: Exception) -> str:

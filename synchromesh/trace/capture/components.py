@@ -68,9 +68,7 @@ def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
         yield from visit_container(module, path)
         return
     for name, child in children(module, path):
-        if is_container(child):
-            yield from visit_container(child, name)
-        elif holds_block(child):
+        if is_container(child) or holds_block(child):
             yield from visit(child, name)
         else:
             yield component_module(name, child, None)
@@ -78,9 +76,7 @@ def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
 
 def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule]:
     for name, child in children(container, path):
-        if isinstance(child, LISTS):
-            yield from visit_container(child, name)
-        elif holds_block(child):
+        if isinstance(child, LISTS) or holds_block(child):
             yield from visit(child, name)
         elif sum(not is_norm(m) for _, m in inner_children(child, "")) >= 2:  # a block
             for part, inner in inner_children(child, name):

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,9 +156,10 @@ def structure(group: list[Node], constants: dict[str, Tensor]) -> str:
     def refer(node: Node) -> str:
         if node not in number:  # read for the first time: an input, by role, shape and type
             number[node] = f"i{len(number)}"
-            role = meta.role(node) or "value"
+            role, v = meta.role(node) or "value", meta.value(node)
+            kind = (v.shape, v.dtype, v.rows, v.differentiable) if isinstance(v, Value) else None
             content = content_key(constants[meta.name(node)]) if role == "constant" else ""
-            lines.append(f"{number[node]} {role} {type_of(node)} {content}")
+            lines.append(f"{number[node]} {role} {kind} {content}")
         return number[node]
 
     for node in group:
@@ -169,12 +169,6 @@ def structure(group: list[Node], constants: dict[str, Tensor]) -> str:
         effect = bool(meta.effect(node))
         lines.append(f"{number[node]} {node.target} {args} {effect} {leaves_it}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def type_of(node: Node) -> Any:
-    """Shape, type, rows and differentiability of the tensor that a node makes."""
-    v = meta.value(node)
-    return (v.shape, v.dtype, v.rows, v.differentiable) if isinstance(v, Value) else None
 
 
 def content_key(tensor: Tensor) -> str:

@@ -214,11 +214,9 @@ def _keeps(node: Node) -> bool:
 
 def shortened(graph: Graph) -> Graph:
     made, copies = Graph(), dict[Node, Node]()
-    for node in list(graph.nodes)[: repeated(graph)]:
+    again = list(graph.nodes)[: repeated(graph)]
+    for node in dict.fromkeys((*again, *graph.find_nodes(op="placeholder"))):
         copies[node] = made.node_copy(node, copies.__getitem__)
-    for node in graph.nodes:
-        if node.op == "placeholder" and node not in copies:
-            copies[node] = made.node_copy(node, copies.__getitem__)
     made.output(())
     return made
 

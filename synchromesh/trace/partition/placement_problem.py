@@ -244,13 +244,8 @@ def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list
 def sample(problem: PlacementProblem, chance: random.Random, attempts: int = 100_000) -> list[int]:
     """A random valid assignment; where nothing fits, a unit's neighbours draw again."""
     options = problem.options
-    rigid = [flow for flow in problem.flows.values() if flow.rigid]
-    moves: list[list[tuple[ValueFlow, Port]]] = [[] for _ in options]
-    for flow in rigid:
-        for reader in flow.readers:
-            moves[flow.maker[0]].append((flow, reader))
-            moves[reader[0]].append((flow, reader))
-    makers = {flow.maker[0] for flow in rigid}
+    moves = _rigid_moves(problem)
+    makers = {flow.maker[0] for flow in problem.flows.values() if flow.rigid}
     taken: dict[int, int] = {}
 
     def fits(unit: int, k: int) -> bool:
@@ -272,3 +267,12 @@ def sample(problem: PlacementProblem, chance: random.Random, attempts: int = 100
             fitting = list(range(len(options[unit])))
         taken[unit] = chance.choice(fitting)
     raise InfeasiblePlacement("no random assignment found")
+
+
+def _rigid_moves(problem: PlacementProblem) -> list[list[tuple[ValueFlow, Port]]]:
+    moves: list[list[tuple[ValueFlow, Port]]] = [[] for _ in problem.options]
+    for flow in problem.flows.values():
+        for reader in flow.readers if flow.rigid else ():
+            moves[flow.maker[0]].append((flow, reader))
+            moves[reader[0]].append((flow, reader))
+    return moves

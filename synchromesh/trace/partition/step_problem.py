@@ -317,17 +317,10 @@ class StepProblem:
         return Assignment(tuple(specs), states["placeholder"], states["border"])
 
 
-def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
-    """Every key's representative, the same for keys that pairs join, directly or by others."""
-    parents: dict[Hashable, Hashable] = {}
-
-    def root(key: Hashable) -> Hashable:
-        while parents.get(key, key) != key:
-            key = parents[key]
-        return key
-
-    keys = []
-    for first, second in pairs:
-        parents[root(first)] = root(second)
-        keys += [first, second]
-    return {key: root(key) for key in keys}
+def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, frozenset[Hashable]]:
+    """Of every key all those that pairs join with it, directly or by others."""
+    joined: dict[Hashable, frozenset[Hashable]] = {}
+    for pair in pairs:
+        keys = frozenset(pair).union(*(joined.get(key, ()) for key in pair))
+        joined |= dict.fromkeys(keys, keys)
+    return joined

@@ -41,8 +41,8 @@ def _by_groups(op: Operator, groups: int) -> Iterator[OpSpec]:
 
 
 POOLS = {
-    **{f"{kind}_pool{n}d": n for kind in ("avg", "max", "adaptive_avg", "adaptive_max",
-    "lp") for n in (1, 2, 3)},
+    **{f"{kind}_pool{n}d": n for kind in ("avg", "max", "adaptive_avg", "adaptive_max")
+       for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": n for n in (1, 2, 3)},
     **{f"_adaptive_avg_pool{n}d": n for n in (2, 3)},
     "upsample_nearest1d": 1, "upsample_nearest2d": 2, "upsample_nearest3d": 3,
@@ -57,7 +57,7 @@ def pooling(op: Operator) -> Iterator[OpSpec]:
     x = op.inputs[0]
     front = len(x.shape) - POOLS[op.name]
     yield from op.on_entries(op.along(*range(front, len(x.shape))))
-    if "max" not in op.name and "lp" not in op.name:
+    if "max" not in op.name:
         yield op.spec({0: P}, P, share=1.0)
 
 

@@ -90,18 +90,13 @@ def inside_rows(state: Placement) -> bool:
     return state.sharded and state.segments % ROWS == 0
 
 
-def concrete(value: Value) -> tuple[int, ...]:
-    """The value's shape for a batch of `ROWS` rows."""
-    if value.rows is None:
-        return value.shape
-    d = value.rows.dim
-    return (*value.shape[:d], value.shape[d] * ROWS, *value.shape[d + 1 :])
-
-
 def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
-    rows_dim = None if value.rows is None else value.rows.dim
+    shape, rows_dim = value.shape, None
+    if value.rows is not None:
+        rows_dim = d = value.rows.dim
+        shape = (*shape[:d], shape[d] * ROWS, *shape[d + 1 :])
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
-    return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
+    return Operand(shape, rows_dim, value.differentiable, floating, item, states)
 
 
 # -- groups ------------------------------------------------------------------------------

@@ -184,18 +184,14 @@ def sliced(op: Operator) -> Iterator[OpSpec]:
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
     removed = op.name in ("select", "unbind")
-    everything = not removed and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
+    is_open = op.constant("start") in (None, 0) and op.constant("end") in (None, 2**63 - 1)
+    # with such ends a slice means everything, whatever the size of its dimension
+    everything = op.name == "slice" and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
     dims: list[int | None] = [d - (removed and d > dim) for d in range(len(x.shape))]
     for spec in op.mapped(dims):
         state = spec.inputs[0]
-        if not (state.sharded and state.dim == dim) or (everything and _open(op)):
+        if not (state.sharded and state.dim == dim) or (everything and is_open):
             yield spec
-
-
-def _open(op: Operator) -> bool:
-    """Whether a slice means everything, whatever the size of its dimension."""
-    end, start = op.constant("end"), op.constant("start")
-    return op.name == "slice" and (start in (None, 0)) and (end is None or end == 2**63 - 1)
 
 
 def split(op: Operator) -> Iterator[OpSpec]:

@@ -15,9 +15,9 @@ from ..row_layout import Case, RowLayout, RowOperand
 
 LIKE_FIRST = {"type_as", "copy", "expand_as"}  # of whose second tensor only type or shape matter
 ELEMENTWISE = NAMES | {
-    "rsub", "polar", "complex", "isin", "bernoulli", "normal_functional", "native_dropout",
-    "feature_alpha_dropout", "alpha_dropout", "copy", "exponential", "uniform", "cauchy",
-    "log_normal", "geometric", "log_softplus", "fill", "rrelu_with_noise_functional",
+    "rsub", "isin", "bernoulli", "normal_functional", "native_dropout", "feature_alpha_dropout",
+    "alpha_dropout", "copy", "exponential", "uniform", "cauchy", "log_normal", "geometric", "fill",
+    "rrelu_with_noise_functional",
     # losses without a reduction; with one they have no rows
     *DISTANCES, "kl_div", "soft_margin_loss", "poisson_nll_loss", "margin_ranking_loss",
     "hinge_embedding_loss",
@@ -65,7 +65,7 @@ def last_dims(case: Case) -> int | None:
 # by the beginning of the name; 0 stands for the number in it, as in max_pool2d
 LAST = {
     "max_pool": 0, "avg_pool": 0, "adaptive_avg_pool": 0, "adaptive_max_pool": 0, "upsample_": 0,
-    "_upsample_": 0, "mkldnn_max_pool": 0, "reflection_pad": 0, "replication_pad": 0,
+    "_upsample_": 0, "reflection_pad": 0, "replication_pad": 0,
     "fractional_max_pool": 0, "pixel_": 3,
 }  # fmt: skip
 EXACTLY = {

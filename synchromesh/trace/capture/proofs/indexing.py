@@ -57,15 +57,12 @@ class Index:
             return ids_taken
         shape = torch.broadcast_shapes(*(i.shape for i in indices if i is not None))
         (line,) = ids.values()
-        return self.placed(line.expand(shape))
-
-    def placed(self, line: Tensor) -> Tensor:
-        """An index's entries where the result has them: the other dimensions have size 1."""
+        # an index's entries where the result has them: the other dimensions have size 1
         at = [d for d, e in enumerate(self.given) if e is not None]
         adjacent = at == list(range(at[0], at[-1] + 1))
         before = at[0] if adjacent else 0
         after = self.source.rank - len(at) - before
-        return line.reshape(*(1,) * before, *line.shape, *(1,) * after)
+        return line.expand(shape).reshape(*(1,) * before, *shape, *(1,) * after)
 
 
 def indexed(case: Case) -> RowLayout:

@@ -87,7 +87,9 @@ def segments_of(
     """In how many segments the rows of the result lie, where those of the operands lie in `given`
     segments; None where that depends on the number of rows, or they lie otherwise."""
     seen, pairs = set(), list(zip(operands, given, strict=True))
-    for rows in (*SIZES.rows, beyond(case)):
+    largest = max(map(abs, constants(case.arguments)), default=5)
+    beyond = min(SIZES.most_rows, 2 + largest)  # all constants, where that is possible
+    for rows in (*SIZES.rows, beyond):
         tensors = {id(e): identities(e.layout, s, e.rank, rows) for e, s in pairs}
         try:
             with torch.no_grad():
@@ -98,12 +100,6 @@ def segments_of(
             made = made[case.index]
         seen.add(read(made, case.result, rows) if made.dim() == case.rank else None)
     return seen.pop() if len(seen) == 1 else None
-
-
-def beyond(case: Case) -> int:
-    """A number of rows above all constants of the operator, where that is possible."""
-    largest = max((abs(c) for c in constants(case.arguments)), default=5)
-    return min(SIZES.most_rows, 2 + largest)
 
 
 def constants(given: Any) -> Iterator[int]:
