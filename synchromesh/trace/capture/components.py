@@ -33,21 +33,11 @@ class ComponentModule:
 
 
 def component_modules(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[ComponentModule, ...]:
-    """Those of a model, in the order of its module tree, and those that `cuts` names."""
+    """Those of a model, in the order of its module tree, and those that `cuts` names; ValueError
+    for a name that no module has."""
     modules = list(visit(model, ""))
     if not modules and any(True for _ in model.parameters()):
         modules = [ComponentModule("")]
-    return with_cuts(model, modules, cuts)
-
-
-def root_name(model: nn.Module) -> str:
-    return type(model).__name__.lower()
-
-
-def with_cuts(
-    model: nn.Module, modules: list[ComponentModule], cuts: Sequence[str]
-) -> tuple[ComponentModule, ...]:
-    """`modules`, with the modules that `cuts` names; ValueError for a name that no module has."""
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     for cut in cuts:
         if cut not in names:
@@ -60,6 +50,10 @@ def with_cuts(
         elif not any(p.path.startswith(f"{cut}.") for p in modules):
             modules.append(ComponentModule(cut))
     return tuple(modules)
+
+
+def root_name(model: nn.Module) -> str:
+    return type(model).__name__.lower()
 
 
 def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:

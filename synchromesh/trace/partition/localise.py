@@ -259,19 +259,6 @@ class LocalGraphWriter:
     def _replicated(self, node: Node) -> Node:
         return self.form(origin(node), R) if meta.values_of(node) else self.number(node)
 
-    def add_operators(self) -> None:
-        specs = self.assignment.specs[self.subgraph.index]
-        for i, spec in enumerate(specs):
-            self.add_operator(i, spec)
-        handed = self.borders.handed[self.subgraph.index]
-        self.graph.output(tuple(self.form(t, s) for t, s in handed))
-        self.finish_computation()
-        for node in list(self.graph.nodes)[: repeated(self.graph)]:
-            if node in self.sent_by:
-                event = self.events[self.sent_by[node]]
-                assert isinstance(event, Communication)
-                self.events[self.sent_by[node]] = replace(event, repeated=True)
-
     def add_operator(self, i: int, spec: OpSpec) -> None:
         """The component's i-th operator, its inputs moved to the states of its spec."""
         node, states = self.subgraph.nodes[i], iter(spec.inputs)
@@ -297,7 +284,16 @@ class LocalGraphWriter:
 
     def written(self) -> LocalGraph:
         self.add_placeholders()
-        self.add_operators()
+        for i, spec in enumerate(self.assignment.specs[self.subgraph.index]):
+            self.add_operator(i, spec)
+        handed = self.borders.handed[self.subgraph.index]
+        self.graph.output(tuple(self.form(t, s) for t, s in handed))
+        self.finish_computation()
+        for node in list(self.graph.nodes)[: repeated(self.graph)]:
+            if node in self.sent_by:
+                event = self.events[self.sent_by[node]]
+                assert isinstance(event, Communication)
+                self.events[self.sent_by[node]] = replace(event, repeated=True)
         self.graph.lint()
         unsharded = (
             ""

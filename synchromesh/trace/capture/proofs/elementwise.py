@@ -30,8 +30,9 @@ def is_elementwise(case: Case) -> bool:
 
 
 def elementwise(case: Case) -> RowLayout:
-    """Broadcast from the right; entries filled in are the same for all rows."""
-    if case.name in FILLING | RANDOM_LIKE:
+    """Broadcast from the right; entries filled in are the same, or drawn from the same
+    distribution, for all rows."""
+    if case.name in FILLING | RANDOM_LIKE | MADE:
         return case.result.in_any_order
     return right_aligned(case, case.operands[:1] if case.name in LIKE_FIRST else case.with_rows)
 
@@ -187,11 +188,6 @@ def along_dims(case: Case) -> RowLayout:
     return case.shared_layout()
 
 
-def filled(case: Case) -> RowLayout:
-    """full, zeros, randn ...: the same, or drawn from the same distribution, for all rows."""
-    return case.result.in_any_order
-
-
 PRODUCTS = {
     "linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "addbmm", "outer",
     "einsum", "tensordot", "inner", "chain_matmul", "linalg_multi_dot", "linalg_matmul",
@@ -211,7 +207,7 @@ PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
     normalised: "batch_norm",
     attended: "scaled_dot_product_attention",
     of_pairs: "bilinear pairwise_distance",
-    filled: " ".join(MADE),
+    elementwise: " ".join(MADE),
     contracted: " ".join(PRODUCTS),
     recurrent: " ".join(RECURRENT),
 })  # fmt: skip
