@@ -50,9 +50,7 @@ class BucketKind:
 
 
 def fill(
-    parameters: Sequence[T],
-    kind: Callable[[T], Hashable],
-    size: Callable[[T], int],
+    parameters: Sequence[T], kind: Callable[[T], Hashable], size: Callable[[T], int]
 ) -> list[list[T]]:
     """The buckets in the order in which they are sent, each with its parameters.
 

@@ -56,8 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Component:
-    """A named part of the step: its parameters and buffers, and a key that equal structures
-    share."""
+    """A named part of the step, with its parameters and buffers."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -81,8 +80,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Chain:
-    """The components of a training step in the order in which they run, and every edge between
-    them."""
+    """The components of a step in the order in which they run, and every edge between them."""
 
     components: tuple[Component, ...]
     edges: tuple[Edge, ...] = ()

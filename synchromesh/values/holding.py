@@ -19,12 +19,7 @@ from math import prod
 from synchromesh.values.boxes import Box
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import STATES, Layout, ShardStates
-from synchromesh.values.placement import (
-    REPLICATED,
-    REPLICATED_PARTIAL_GRADIENT,
-    Placement,
-    shard,
-)
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 
 
 @dataclass(frozen=True)
@@ -149,9 +144,7 @@ class Holding:
 
 
 def holdings(
-    tensors: Iterable[Parameter],
-    placements: Mapping[tuple[str, Layout], Placement],
-    devices: int,
+    tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement], devices: int
 ) -> dict[str, Holding]:
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
     positions of the stages that use it; where none uses it, on all `devices`."""

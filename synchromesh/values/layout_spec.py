@@ -162,7 +162,9 @@ class LayoutSpec:
                 f"single is one device, not {devices}: it is a layout of the whole plan; "
                 "a component among others is data, tensor or hybrid"
             )
-        data, tensor = self._degrees(devices)
+        # a degree that is not stated follows from the other
+        data = (1 if self.name == "tensor" else self.data) or devices // (self.tensor or 1) or 1
+        tensor = self.tensor or devices // data or 1
         if data * tensor != devices:
             factors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
             raise ValueError(
@@ -175,14 +177,6 @@ class LayoutSpec:
                 "shard over: give it a smaller tensor degree, or leave the states out"
             )
         return Layout(data, tensor, self.states, self.recompute)
-
-    def _degrees(self, devices: int) -> tuple[int, int]:
-        """Data and tensor degree, of which one that is not stated follows from the other."""
-        data = 1 if self.name == "tensor" else self.data
-        if data is None:
-            tensor = self.tensor or 1
-            return devices // tensor or 1, tensor
-        return data, self.tensor or devices // data or 1
 
 
 def _value(name: str, option: str, value: str) -> object:

@@ -17,8 +17,9 @@ from .export import Function, line_and_reason, own_fault, quiet
 from .gradients import (
     OwnLeaves,
     deterministic,
-    first_gap,
     gradients,
+    largest_entry,
+    largest_gap,
     likely_cause,
     refuse_foreign,
     tolerance,
@@ -190,14 +191,16 @@ def differing_carry(carry: Tensors, traced: Sequence[Tensor], limit: float) -> s
 
 
 def differing_gradient(expected: Tensors, traced: Tensors, limit: float, cause: str) -> str | None:
-    gap = first_gap(expected, traced, limit)
-    if gap is None:
-        return None
-    name, size, largest = gap
-    return (
-        f"the gradient of {name} differs between the model and its trace (by "
-        f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e}){cause}; {REMEDY}"
-    )
+    """A sentence about the first gradient that is off by more than `limit` of the largest one."""
+    largest = max(map(largest_entry, expected.values()), default=0.0)
+    for name, gradient in expected.items():
+        gap = largest_gap(traced[name], gradient) / (largest or 1.0)
+        if not gap <= limit:
+            return (
+                f"the gradient of {name} differs between the model and its trace (by {gap:.1e} of "
+                f"the largest gradient, {largest:.1e}){cause}; {REMEDY}"
+            )
+    return None
 
 
 def differing_loss(model: Sequence[Tensor], trace: Sequence[Tensor], limit: float) -> str | None:

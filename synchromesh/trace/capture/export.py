@@ -170,10 +170,8 @@ def quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with redirect_stderr(io.StringIO()):
-                yield
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 

@@ -307,11 +307,11 @@ def _of_component(
         f"{part.parameter_bytes:,} bytes of parameters, {over_tensor}"
         f"{part.parameter_bytes_per_rank:,} on a rank"
     ]
-    for edge in inputs:
-        out.append(
-            f"  <- {edge.value} from {edge.source}: {edge.bytes:,} bytes, {edge.have} to "
-            f"{edge.want}, collective {edge.collective}"
-        )
+    out += [
+        f"  <- {edge.value} from {edge.source}: {edge.bytes:,} bytes, {edge.have} to "
+        f"{edge.want}, collective {edge.collective}"
+        for edge in inputs
+    ]
     out += placements
     for c in part.collectives:
         times = f", {c.times} times" if c.times > 1 else ""

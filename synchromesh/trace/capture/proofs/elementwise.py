@@ -57,24 +57,23 @@ def last_dims(case: Case) -> int | None:
         return len(case.constant("normalized_shape"))
     if name in ("pad", "constant_pad_nd"):
         return max((i // 2 + 1 for i, p in enumerate(case.constant("pad")) if p), default=0)
-    for known, count in LAST.items():
-        if name.startswith(known):
-            return count or next((int(c) for c in name if c.isdigit()), 0)
+    if name.startswith(SPATIAL):
+        return next((int(c) for c in name if c.isdigit()), 0)
     return EXACTLY.get(name)
 
 
-# by the beginning of the name; 0 stands for the number in it, as in max_pool2d
-LAST = {
-    "max_pool": 0, "avg_pool": 0, "adaptive_avg_pool": 0, "adaptive_max_pool": 0, "upsample_": 0,
-    "_upsample_": 0, "reflection_pad": 0, "replication_pad": 0,
-    "fractional_max_pool": 0, "pixel_": 3,
-}  # fmt: skip
+# by the beginning of the name, which says of how many dimensions: max_pool2d
+SPATIAL = (
+    "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_", "_upsample_",
+    "reflection_pad", "replication_pad", "fractional_max_pool",
+)  # fmt: skip
 EXACTLY = {
     "tril": 2, "triu": 2, "linalg_inv": 2, "linalg_inv_ex": 2, "inverse": 2, "linalg_det": 2,
     "linalg_slogdet": 2, "linalg_cholesky": 2, "linalg_cholesky_ex": 2, "cholesky": 2,
     "linalg_qr": 2, "linalg_svd": 2, "linalg_svdvals": 2, "linalg_eigh": 2, "linalg_eigvalsh": 2,
     "matrix_exp": 2, "linalg_matrix_exp": 2, "linalg_matrix_power": 2, "linalg_pinv": 2,
-    "one_hot": 0, "view_as_real": 0, "view_as_complex": 1, "multinomial": 1,
+    "one_hot": 0, "view_as_real": 0, "view_as_complex": 1, "multinomial": 1, "pixel_shuffle": 3,
+    "pixel_unshuffle": 3,
 }  # fmt: skip
 
 
