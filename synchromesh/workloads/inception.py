@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from synchromesh.workloads.image_nets import rectified
 
 Size = int | tuple[int, int]
-Width = Callable[
-    [int], int
-]  # from a layer's published output channels to those it has; `int`: all
+Width = Callable[[int], int]  # from a layer's published output channels to those it has
 
 
 class Branches(nn.Module):

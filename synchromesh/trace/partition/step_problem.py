@@ -315,10 +315,12 @@ class StepProblem:
         return Assignment(tuple(specs), states["placeholder"], states["border"])
 
 
-def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, frozenset[Hashable]]:
-    """Of every key all those that pairs join with it, directly or by others."""
-    joined: dict[Hashable, frozenset[Hashable]] = {}
+def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
+    """Every key's representative, the same for keys that pairs join, directly or by others."""
+    groups: dict[Hashable, list[Hashable]] = {}
     for pair in pairs:
-        keys = frozenset(pair).union(*(joined.get(key, ()) for key in pair))
-        joined |= dict.fromkeys(keys, keys)
-    return joined
+        small, large = sorted((groups.setdefault(key, [key]) for key in pair), key=len)
+        if small is not large:
+            large += small
+            groups |= dict.fromkeys(small, large)
+    return {key: group[0] for key, group in groups.items()}

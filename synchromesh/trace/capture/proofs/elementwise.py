@@ -65,7 +65,7 @@ def last_dims(case: Case) -> int | None:
 # by the beginning of the name, which says of how many dimensions: max_pool2d
 SPATIAL = (
     "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_", "_upsample_",
-    "reflection_pad", "replication_pad", "fractional_max_pool",
+    "mkldnn_max_pool", "reflection_pad", "replication_pad", "fractional_max_pool",
 )  # fmt: skip
 EXACTLY = {
     "tril": 2, "triu": 2, "linalg_inv": 2, "linalg_inv_ex": 2, "inverse": 2, "linalg_det": 2,
