@@ -115,6 +115,7 @@ def block8(before: int, w: Width) -> nn.Module:
 
 def inception_v3(channels: int, classes: int) -> nn.Module:
     """For images (n, channels, 299, 299): 3, 4 and 2 blocks on grids of 35, 17 and 8."""
+    # int: all channels that are published
     return _assembled(stem(channels, int), (32, 64, 64), (128, 160, 160, 192), 2, classes, int)
 
 
