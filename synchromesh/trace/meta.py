@@ -31,9 +31,6 @@ class MetaEntry(Generic[T]):
     def set(self, node: Node, value: T) -> None:
         node.meta[self.key] = value
 
-    def clear(self, node: Node) -> None:
-        node.meta.pop(self.key, None)
-
 
 # -- of placeholders
 role = MetaEntry[str]("role", "")  # "rows", "leaf", "parameter", "buffer" or "constant"
@@ -74,7 +71,7 @@ def copy(source: Node, target: Node) -> None:
     """Describes `target` as `source`, with neither its role and name nor its effects."""
     target.meta.update(source.meta)
     for entry in (role, name, effect):
-        entry.clear(target)
+        target.meta.pop(entry.key, None)
 
 
 def tensors(node: Node) -> Iterator[tuple[int, Tensor]]:

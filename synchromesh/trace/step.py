@@ -107,9 +107,6 @@ def guards_of(program: torch.export.ExportedProgram) -> tuple[Guard, ...]:
 
 
 def _shapes(program: torch.export.ExportedProgram) -> Any:
-    for node in program.graph.nodes:
-        for _, tensor in meta.tensors(node):
-            env = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
-            if env is not None:
-                return env
-    return None
+    tensors = (tensor for node in program.graph.nodes for _, tensor in meta.tensors(node))
+    envs = (getattr(getattr(x, "fake_mode", None), "shape_env", None) for x in tensors)
+    return next((env for env in envs if env is not None), None)

@@ -59,9 +59,7 @@ class BucketKind:
 
 
 def fill(
-    parameters: Sequence[T],
-    kind: Callable[[T], Hashable],
-    size: Callable[[T], int],
+    parameters: Sequence[T], kind: Callable[[T], Hashable], size: Callable[[T], int]
 ) -> list[list[T]]:
     """The buckets in the order in which they are sent, each with its parameters.
 
@@ -215,17 +213,17 @@ def completing(
     place in the chain of that component. each: those that are summed in each backward."""
     backwards = [action for action in actions if action.kind == "B"]
     last = {action.stage: action for action in backwards}
-    found: dict[Action, dict[int, tuple[str, ...]]] = {}
+    complete: dict[Action, dict[int, tuple[str, ...]]] = {}
     for stage, last_one in last.items():
         own = {name: component for name, (s, component) in users.items() if s == stage}
         every = _by_component({name: i for name, i in own.items() if name in each})
-        found |= {action: every for action in backwards if action.stage == stage}
-        found[last_one] = _by_component(own)
-    return found
+        complete |= {action: every for action in backwards if action.stage == stage}
+        complete[last_one] = _by_component(own)
+    return complete
 
 
 def _by_component(components: Mapping[str, int]) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
+    names: dict[int, tuple[str, ...]] = {}
     for name, component in components.items():
-        found[component] = (*found.get(component, ()), name)
-    return found
+        names[component] = (*names.get(component, ()), name)
+    return names

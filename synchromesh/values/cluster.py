@@ -100,7 +100,8 @@ class Cluster(document.Document):
     error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
 
     def __post_init__(self) -> None:
-        links = sorted((_ordered(link) for link in self.links), key=lambda x: (x.a, x.b))
+        ordered = (replace(x, a=min(x.a, x.b), b=max(x.a, x.b)) for x in self.links)
+        links = sorted(ordered, key=lambda x: (x.a, x.b))
         if fault := next(self._faults(links), None):
             raise ValueError(f"{self.name}: {fault}")
         for end in ("inside", "network"):
@@ -186,10 +187,6 @@ class Cluster(document.Document):
             values[end] = _figures(ANY, ANY, item[end], f"{name}: {end}")
         with document.at(name):
             return cls(**values)
-
-
-def _ordered(link: Link) -> Link:
-    return link if link.a <= link.b else replace(link, a=link.b, b=link.a)
 
 
 def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:

@@ -34,10 +34,6 @@ class Value:
     rows: Rows | None  # None: the value has no batch dimension
     differentiable: bool
 
-    @property
-    def item_bytes(self) -> int:
-        return ITEM_BYTES[self.dtype]
-
     def bytes(self, rows: int) -> int:
         times = rows**self.rows.power if self.rows else 1
         return prod(self.shape) * ITEM_BYTES[self.dtype] * times
@@ -60,8 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Component:
-    """A named part of the step: its parameters and buffers, and a key that equal structures
-    share."""
+    """A named part of the step, with its parameters and buffers."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -85,8 +80,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Chain:
-    """The components of a training step in the order in which they run, and every edge between
-    them."""
+    """The components of a step in the order in which they run, and every edge between them."""
 
     components: tuple[Component, ...]
     edges: tuple[Edge, ...] = ()

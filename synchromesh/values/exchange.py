@@ -21,7 +21,7 @@ from itertools import product, starmap
 from math import prod
 
 from synchromesh.values.boxes import Box, Slices, intersection, local_shape, place
-from synchromesh.values.component import Value
+from synchromesh.values.component import ITEM_BYTES, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement
 
@@ -219,12 +219,6 @@ def side(value: Value, layout: Layout, placement: Placement, rows: Ranges, gradi
     return Side(layout.tensor, rows, kind, width, layout.first)
 
 
-def with_stand_ins(rows: Ranges) -> Ranges:
-    """`rows`, with the first row of all where a data index has none."""
-    first = min((a for a, b in rows if a < b), default=0)
-    return tuple((a, b) if a < b else (first, first + 1) for a, b in rows)
-
-
 def copies(source: Layout, target: Layout, gradient: bool) -> list[tuple[int, int]]:
     """(sender, receiver) of a value without rows, or of its gradient back. Data index j of the
     target is served by j mod data of the source, which adds up the gradients of all it serves."""
@@ -297,8 +291,9 @@ class Exchange:
         return {}
 
     def _change(self, gradient: bool, made_rows: Ranges, read_rows: Ranges) -> Change:
-        if self.crosses and not gradient:
-            read_rows = with_stand_ins(read_rows)
+        if self.crosses and not gradient:  # a stand-in, the first row, where a data index has none
+            first = min((a for a, b in read_rows if a < b), default=0)
+            read_rows = tuple((a, b) if a < b else (first, first + 1) for a, b in read_rows)
         made = side(self.value, self.source, self.have, made_rows, gradient)
         read = side(self.value, self.target, self.want, read_rows, gradient)
         return Change(read, made) if gradient else Change(made, read)
@@ -314,4 +309,4 @@ class Exchange:
         change, one = self.change(ranges, gradient), shape_rows_first(self.value)
         if position not in change.source.layout.positions:
             return 0
-        return change.sent_entries(one, position) * self.value.item_bytes
+        return change.sent_entries(one, position) * ITEM_BYTES[self.value.dtype]

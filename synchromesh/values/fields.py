@@ -76,7 +76,10 @@ def _read(hint: Any, value: Any, path: str, complete: bool) -> Any:
         missing = value is None and len(kinds) < len(inner)
         return None if missing else _read(kinds[0], value, path, complete)
     if origin is Literal:
-        return _literal(inner, value, path)
+        if value not in inner:
+            known = ", ".join(map(str, inner))
+            raise ValueError(f"{path}: should be one of {known}, not {document.kind(value)}")
+        return value
     if origin is not None:
         return _several(origin, inner, value, path, complete)
     if hasattr(hint, "from_plain"):
@@ -84,13 +87,6 @@ def _read(hint: Any, value: Any, path: str, complete: bool) -> Any:
     if is_dataclass(hint):
         return of_plain(cast("type[Any]", hint), value, path, complete)
     return _scalar(hint, value, path)
-
-
-def _literal(words: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value not in words:
-        known = ", ".join(map(str, words))
-        raise ValueError(f"{path}: should be one of {known}, not {document.kind(value)}")
-    return value
 
 
 def _several(origin: type, inner: tuple[Any, ...], value: Any, path: str, complete: bool) -> Any:

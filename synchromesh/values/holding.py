@@ -19,12 +19,7 @@ from math import prod
 from synchromesh.values.boxes import Box
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import STATES, Layout, ShardStates
-from synchromesh.values.placement import (
-    REPLICATED,
-    REPLICATED_PARTIAL_GRADIENT,
-    Placement,
-    shard,
-)
+from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 
 
 @dataclass(frozen=True)
@@ -78,29 +73,26 @@ class Holding:
         """The boxes of the tensor that `position` keeps, in local order."""
         if position not in self.positions:
             return ()
-        computed = self._computed(position)
+        if self.partial_gradient:  # what it computes with
+            computed = REPLICATED.boxes(self.tensor.shape, 1, 0)
+        else:
+            index = self.layout.tensor_index(position)
+            computed = self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
         if self.parts == 1:
             return computed
         d, cut = self.placement.dim if self.placement.sharded else -1, self.part_placement.dim
         length = sum(b[cut][1] - b[cut][0] for b in (computed if d == cut else computed[:1]))
         index = self.gradient_positions(position).index(position)
         start, stop = self.part_placement.share(length, self.parts, index)
-        found, before = [], 0
+        boxes, before = [], 0
         for box in computed:
             low, high = box[cut]
             first, last = max(start, before), min(stop, before + high - low)
             if first < last:
                 own = (low + first - before, low + last - before)
-                found.append((*box[:cut], own, *box[cut + 1 :]))
+                boxes.append((*box[:cut], own, *box[cut + 1 :]))
             before += (high - low) * (d == cut)
-        return tuple(found)
-
-    def _computed(self, position: int) -> tuple[Box, ...]:
-        """The boxes that a position computes with."""
-        if self.partial_gradient:
-            return REPLICATED.boxes(self.tensor.shape, 1, 0)
-        index = self.layout.tensor_index(position)
-        return self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
+        return tuple(boxes)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -140,11 +132,9 @@ class Holding:
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
-        return (
-            tuple(self.positions)
-            if self.partial_gradient
-            else self.layout.data_positions(position)
-        )
+        if self.partial_gradient:
+            return tuple(self.positions)
+        return self.layout.data_positions(position)
 
     @property
     def copies(self) -> int:
@@ -154,31 +144,29 @@ class Holding:
 
 
 def holdings(
-    tensors: Iterable[Parameter],
-    placements: Mapping[tuple[str, Layout], Placement],
-    devices: int,
+    tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement], devices: int
 ) -> dict[str, Holding]:
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
     positions of the stages that use it; where none uses it, on all `devices`."""
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
-    found = {}
+    holding_of = {}
     for tensor in tensors:
         users = uses.get(tensor.name, {})
         states = _states(tensor, users)
         match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
             case [(mesh, placement)]:
-                found[tensor.name] = Holding(tensor, mesh, placement, states=states)
+                holding_of[tensor.name] = Holding(tensor, mesh, placement, states=states)
             case _:
                 held = sorted({p for layout in users for p in layout.positions})
                 everywhere = held or range(devices)
                 layout = Layout(len(everywhere), 1, first=everywhere[0])
                 shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
-                found[tensor.name] = Holding(
+                holding_of[tensor.name] = Holding(
                     tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states
                 )
-    return found
+    return holding_of
 
 
 def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:

@@ -12,10 +12,26 @@ same part of the parameters and sum its gradients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
-ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # ZeRO stage 0, 1, 2, 3
-STATES: tuple[ShardStates, ...] = get_args(ShardStates)
+ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # names of levels
+
+
+class ShardLevel(NamedTuple):
+    """A level of sharded states (ZeRO): its word in plans, and what the data ranks share out."""
+
+    word: str
+    sharded: tuple[str, ...]
+
+
+# from the least to the most that is shared out
+LEVELS: dict[ShardStates, ShardLevel] = {
+    "none": ShardLevel("", ()),
+    "optimizer": ShardLevel("zero1", ("optimizer state",)),
+    "gradients": ShardLevel("zero2", ("optimizer state", "gradients")),
+    "parameters": ShardLevel("zero3", ("optimizer state", "gradients", "parameters")),
+}
+STATES = tuple(LEVELS)
 
 
 @dataclass(frozen=True, order=True)
@@ -39,9 +55,8 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = f"{self.data}x{self.tensor}" + (f"@{self.first}" if self.first else "")
-        level = STATES.index(self.shard_states)
-        sharded = f" zero{level}" if level else ""
-        return degrees + sharded + (" recomputed" if self.recompute else "")
+        words = degrees, LEVELS[self.shard_states].word, "recomputed" * self.recompute
+        return " ".join(filter(None, words))
 
     @property
     def devices(self) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from synchromesh.values.fault import near
-from synchromesh.values.layout import STATES, Layout, ShardStates
+from synchromesh.values.layout import LEVELS, STATES, Layout, ShardStates
 
 Name = Literal["single", "data", "sharded-data", "tensor", "hybrid", "pipeline", "auto"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -34,11 +34,9 @@ OPTIONS: dict[Name, tuple[str, ...]] = {
     "pipeline": ("stages", "microbatches", "tensor", "data", "states", "recompute"),
     "auto": (),
 }
-# words for `sharded-data` of a level
-LEVELS: dict[str, ShardStates] = {
-    "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters",
-}  # fmt: skip
-WORDS = (*NAMES[:3], "zero1", "zero2", *NAMES[3:])  # that a plan may begin with
+STATES_OF = {level.word: states for states, level in LEVELS.items() if level.word}
+# that a plan may begin with; `zero3` is `sharded-data`
+WORDS = (*NAMES[:3], *(w for w in STATES_OF if w != "zero3"), *NAMES[3:])
 NUMBERS = ("tensor", "data", "stages", "microbatches")
 
 
@@ -97,26 +95,20 @@ class LayoutSpec:
     def _plainer(self) -> dict[str, object]:
         """The fields in which the canonical form, or one that is nearer to it, differs."""
         match self.name:
-            case "hybrid":
-                return self._plainer_hybrid()
+            case "hybrid" if self.stages or self.microbatches:
+                return {"name": "pipeline"}
+            case "hybrid" if self.tensor is None and self.data is None:
+                raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
+            case "hybrid" if self.tensor == 1 and self.data is None:
+                return {"name": "data", "tensor": None}
+            case "hybrid" if self.tensor is None and self.data == 1 and self.states == "none":
+                return {"name": "tensor", "data": None}
             case "data" if self.states != "none":
                 return {"name": "sharded-data"}
             case "sharded-data" if self.states == "none":
                 return {"states": "parameters"}
             case "pipeline" if not (self.stages and self.microbatches):
                 return {"stages": self.stages or 1, "microbatches": self.microbatches or 1}
-        return {}
-
-    def _plainer_hybrid(self) -> dict[str, object]:
-        if self.stages or self.microbatches:
-            return {"name": "pipeline"}
-        match self.tensor, self.data:
-            case None, None:
-                raise ValueError("hybrid needs a degree: hybrid:tensor=2, hybrid:data=2 or both")
-            case 1, None:
-                return {"name": "data", "tensor": None}
-            case None, 1 if self.states == "none":
-                return {"name": "tensor", "data": None}
         return {}
 
     @property
@@ -133,15 +125,18 @@ class LayoutSpec:
         """The spec that a text like `hybrid:tensor=2,recompute=yes` says."""
         word, colon, rest = text.strip().partition(":")
         word = word.strip()
-        name = "sharded-data" if word in LEVELS else word
+        name = "sharded-data" if word in STATES_OF else word
         if name not in NAMES:
             raise ValueError(
                 f"unknown layout {word[:60]!r}{near(word, WORDS)}; known are {', '.join(WORDS)}"
             )
-        stated: dict[str, object] = {"states": LEVELS[word]} if word in LEVELS else {}
+        options = ("recompute",) if word in STATES_OF else OPTIONS[name]
+        stated: dict[str, object] = {"states": STATES_OF[word]} if word in STATES_OF else {}
         for item in rest.split(",") if colon else ():
             option, equals, value = (part.strip() for part in item.partition("="))
-            _check_option(word, option)
+            if option not in options:
+                known = ", ".join(options) or "none"
+                raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")
             if not equals or option in stated:
                 raise ValueError(f"{word}: write each option once, as {option}=VALUE")
             stated[option] = _value(name, option, value)
@@ -151,7 +146,7 @@ class LayoutSpec:
         word: str = self.name
         options = [f"{n}={v}" for n in NUMBERS if (v := getattr(self, n)) is not None]
         if self.name == "sharded-data" and self.states != "parameters":
-            word = next(word for word, level in LEVELS.items() if level == self.states)
+            word = LEVELS[self.states].word
         elif self.name != "sharded-data" and self.states != "none":
             options.append(f"states={self.states}")
         if self.recompute:
@@ -167,7 +162,9 @@ class LayoutSpec:
                 f"single is one device, not {devices}: it is a layout of the whole plan; "
                 "a component among others is data, tensor or hybrid"
             )
-        data, tensor = self._degrees(devices)
+        # a degree that is not stated follows from the other
+        data = (1 if self.name == "tensor" else self.data) or devices // (self.tensor or 1) or 1
+        tensor = self.tensor or devices // data or 1
         if data * tensor != devices:
             factors = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
             raise ValueError(
@@ -180,22 +177,6 @@ class LayoutSpec:
                 "shard over: give it a smaller tensor degree, or leave the states out"
             )
         return Layout(data, tensor, self.states, self.recompute)
-
-    def _degrees(self, devices: int) -> tuple[int, int]:
-        """Data and tensor degree, of which one that is not stated follows from the other."""
-        data = 1 if self.name == "tensor" else self.data
-        if data is None:
-            tensor = self.tensor or 1
-            return devices // tensor or 1, tensor
-        return data, self.tensor or devices // data or 1
-
-
-def _check_option(word: str, option: str) -> None:
-    """word: one of `WORDS`."""
-    options = ("recompute",) if word in LEVELS else OPTIONS[word]  # type: ignore[index]
-    if option not in options:
-        known = ", ".join(options) or "none"
-        raise ValueError(f"{word} has no option {option[:60]!r}; it has {known}")
 
 
 def _value(name: str, option: str, value: str) -> object:

@@ -122,11 +122,11 @@ def instructions(
         sender, receiver = _groups(schedule, message)
         standing[sender][slots[Send(message)]].append(Send(message))
         standing[receiver][slots[Receive(message)]].append(Receive(message))
-    found: list[tuple[Instruction, ...]] = []
+    lists: list[tuple[Instruction, ...]] = []
     for actions, before in zip(schedule.groups, standing, strict=True):
         runs = zip(map(Run, actions), before, strict=False)
-        found.append((*(i for run, first in runs for i in (*first, run)), *before[-1]))
-    return tuple(found)
+        lists.append((*(i for run, first in runs for i in (*first, run)), *before[-1]))
+    return tuple(lists)
 
 
 def _groups(schedule: Schedule, message: Message) -> tuple[int, int]:

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 # those of torch 2.13 whose source says that an entry's update depends on its own history alone
-ELEMENTWISE = frozenset(
-    {
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
-        "Rprop", "SGD",
-    }
-)  # fmt: skip
+ELEMENTWISE = {
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD",
+}  # fmt: skip
 # what an update of one entry depends on besides, by class name in lower case, of any package
 COUPLED = {
     "adafactor": "row and column means of the gradient, and the norm of the whole update",

@@ -29,6 +29,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -232,16 +233,12 @@ class Plan(document.Document):
         """The spec of each component, and a fault for each pattern that matches none of them."""
         specs, faults = dict.fromkeys(paths, self.default), []
         for override in self.overrides:
-            pattern = override.pattern
-            hits = [
-                n
-                for n, where in paths.items()
-                if any(plan_item.matches(pattern, p) for p in where)
-            ]
+            matches = partial(plan_item.matches, override.pattern)
+            hits = [name for name, where in paths.items() if any(map(matches, where))]
             specs.update(dict.fromkeys(hits, override.spec))
             if not hits:
                 known = list(dict.fromkeys(path for where in paths.values() for path in where))
-                faults.append(plan_item.unmatched(pattern, list(paths), known))
+                faults.append(plan_item.unmatched(override.pattern, list(paths), known))
         return specs, faults
 
     def _fault_of_all(self, layouts: Sequence[Layout], world: int) -> str:

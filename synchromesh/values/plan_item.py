@@ -202,7 +202,8 @@ def parse_setting(name: str, value: str) -> Any:
         )
     match name:
         case "stages":
-            return tuple(map(_parse_stage, value.split("/")))
+            stages = (stage.partition(":") for stage in value.split("/"))
+            return tuple(Stage(parse_ranks(r, name), first.strip()) for r, _, first in stages)
         case "rows":
             if not re.fullmatch(r"[0-9]{1,7}(\s*,\s*[0-9]{1,7})*", value):
                 raise ValueError(f"rows={value[:60]}: should be shares like 3,3,2")
@@ -215,11 +216,6 @@ def parse_setting(name: str, value: str) -> Any:
             return int(value)
         case _:
             return value
-
-
-def _parse_stage(text: str) -> Stage:
-    ranks, _, first = text.partition(":")
-    return Stage(parse_ranks(ranks, "stages"), first.strip())
 
 
 def show_setting(name: str, value: Any) -> str:

@@ -83,12 +83,12 @@ class Schedule:
     def __post_init__(self) -> None:
         if not all(self.groups) or not self.groups:
             raise ValueError("each group of a schedule runs at least one action")
-        found: dict[int, list[tuple[Action, int]]] = {}
+        by_stage: dict[int, list[tuple[Action, int]]] = {}
         for group, actions in enumerate(self.groups):
             for action in actions:
-                found.setdefault(action.stage, []).append((action, group))
-        for stage in range(max(found) + 1):
-            self._check(stage, found.get(stage, []))
+                by_stage.setdefault(action.stage, []).append((action, group))
+        for stage in range(max(by_stage) + 1):
+            self._check(stage, by_stage.get(stage, []))
         self.times()
 
     def _check(self, stage: int, its: Sequence[tuple[Action, int]]) -> None:
@@ -123,8 +123,8 @@ class Schedule:
     @cached_property
     def of(self) -> tuple[int, ...]:
         """The group of each stage."""
-        found = {a.stage: g for g, actions in enumerate(self.groups) for a in actions}
-        return tuple(found[s] for s in range(len(found)))
+        group_of = {a.stage: g for g, actions in enumerate(self.groups) for a in actions}
+        return tuple(group_of[s] for s in range(len(group_of)))
 
     def times(self, seconds: Callable[[Action], float] = lambda _: 1) -> dict[Action, float]:
         """When each action begins if it takes `seconds` and begins as soon as it can."""
@@ -203,20 +203,13 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
     if name not in PIPELINES:
         raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
     listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
-    if name == "gpipe":
-        listing.add("F")
-        listing.add("B")
-    else:
-        listing.add("FB")
-    return listing.schedule
+    return listing.schedule("F", "B") if name == "gpipe" else listing.schedule("FB")
 
 
 @lru_cache(maxsize=64)
 def forward_only(of: tuple[int, ...], micro_batches: int) -> Schedule:
     """The schedule of an evaluation. of: the group of each stage."""
-    listing = _Listing(of, micro_batches)
-    listing.add("F")
-    return listing.schedule
+    return _Listing(of, micro_batches).schedule("F")
 
 
 def most_in_flight(stages: int, own: Sequence[int], micro_batches: int) -> int:
@@ -255,18 +248,19 @@ class _Listing:
         self.done: dict[ActionKind, list[int]] = {"F": [0] * count, "B": [0] * count}
         self.lists: list[list[Action]] = [[] for _ in self.stages]
 
-    @property
-    def schedule(self) -> Schedule:
+    def schedule(self, *phases: str) -> Schedule:
+        """Of phases one after another; caps hold where one has forwards and backwards."""
+        for kinds in phases:
+            self._add(kinds)
         return Schedule(tuple(map(tuple, self.lists)))
 
-    def add(self, kinds: str) -> None:
-        """Lists the actions of `kinds`; caps hold where both are listed together."""
+    def _add(self, kinds: str) -> None:
         left = len(kinds) * len(self.of) * self.micro_batches
         groups = range(len(self.stages))
         while left:
-            found = [a for g in groups if (a := self._next(g, kinds)) is not None]
+            begun = [a for g in groups if (a := self._next(g, kinds)) is not None]
             # every group may be full of micro-batches that wait for one in front of a full group
-            for action in found or [min(self._ready("F", groups), key=self._priority)]:
+            for action in begun or [min(self._ready("F", groups), key=self._priority)]:
                 group = self.of[action.stage]
                 self.lists[group].append(action)
                 self.done[action.kind][action.stage] += 1
@@ -276,14 +270,14 @@ class _Listing:
     def _next(self, group: int, kinds: str) -> Action | None:
         full = kinds == "FB" and self.held[group] >= self.caps[group]
         for kind in ("B",) if full else kinds:
-            found = self._ready("F" if kind == "F" else "B", (group,))
-            if found:
-                return min(found, key=self._priority)
+            ready = self._ready("F" if kind == "F" else "B", (group,))
+            if ready:
+                return min(ready, key=self._priority)
         return None
 
     def _ready(self, kind: ActionKind, groups: Iterable[int]) -> list[Action]:
         """The next actions of stages that need not wait for others."""
-        found = []
+        ready = []
         for stage in (s for g in groups for s in self.stages[g]):
             m, limits = self.done[kind][stage], [self.micro_batches]
             if kind == "F":
@@ -291,8 +285,8 @@ class _Listing:
             else:
                 limits += [self.done["F"][stage], *self.done["B"][stage + 1 : stage + 2]]
             if m < min(limits):
-                found.append(Action(stage, kind, m))
-        return found
+                ready.append(Action(stage, kind, m))
+        return ready
 
     def _priority(self, action: Action) -> tuple[int, int, int]:
         stage = action.stage if action.kind == "F" else -action.stage

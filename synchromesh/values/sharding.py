@@ -42,7 +42,7 @@ class Unit:
 
 def units(components: Iterable[Sequence[Holding]]) -> tuple[Unit, ...]:
     """The units of the parameters of each component, as far as they are sharded."""
-    found: list[Unit] = []
+    made: list[Unit] = []
     known: set[str] = set()
     for parameters in components:
         kinds: dict[object, list[Holding]] = {}
@@ -51,8 +51,8 @@ def units(components: Iterable[Sequence[Holding]]) -> tuple[Unit, ...]:
                 known.add(h.tensor.name)
                 kind = h.gradient_layout, h.tensor.dtype, h.states
                 kinds.setdefault(kind, []).append(h)
-        found += [Unit(tuple(alike)) for alike in kinds.values()]
-    return tuple(found)
+        made += [Unit(tuple(alike)) for alike in kinds.values()]
+    return tuple(made)
 
 
 Run = tuple[tuple[int, tuple[int, ...]], ...]  # components that compute one after the other, by
@@ -141,7 +141,7 @@ def _uses(
     """needed: the units of each use, in their order. lasting: of each unit."""
     last = {unit: at for at, use in enumerate(needed) for unit in use}
     there: set[int] = set()
-    found: list[Use] = []
+    uses: list[Use] = []
     for at, use in enumerate(needed):
         following = needed[at + 1] if at + 1 < len(needed) else ()
 
@@ -151,10 +151,10 @@ def _uses(
             return unit not in following
 
         gathered = tuple(unit for unit in use if unit not in there)
-        found.append(Use(use, gathered, tuple(filter(is_over, use))))
-        there = (there | set(use)) - set(found[-1].freed)
-    ahead = (*(use.gathered for use in found[1:]), ())
-    return tuple(replace(use, ahead=units) for use, units in zip(found, ahead, strict=False))
+        uses.append(Use(use, gathered, tuple(filter(is_over, use))))
+        there = (there | set(use)) - set(uses[-1].freed)
+    ahead = (*(use.gathered for use in uses[1:]), ())
+    return tuple(replace(use, ahead=units) for use, units in zip(uses, ahead, strict=False))
 
 
 @dataclass(frozen=True)

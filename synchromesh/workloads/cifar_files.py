@@ -65,32 +65,27 @@ class Cifar:
             raise ValueError(
                 f"there is no folder {folder}: name one that holds {self.layouts} with --data DIR"
             )
-        if binary := self._binary(folder, split):
+        names, unpacked = self.members[split], (folder, folder / self.binary)
+        files = [f"{name}.bin" for name in names]
+        if binary := self._contents(folder, "binary", files, unpacked):
             return (self.records(content, path) for content, path in binary)
-        if pickles := self._pickles(folder, self.members[split]):
+        if packed := sorted(folder.glob(f"{split}-*.bin.xz")):
+            return (self.records(_unpack(path), path) for path in packed)
+        if pickles := self._contents(folder, "python", names, (folder / self.python,)):
             return (self.pickled(content, path) for content, path in pickles)
         raise ValueError(
             f"{folder} holds no {self.name} {split} data: looked for {self.layouts}; "
             "name the right folder with --data DIR"
         )
 
-    def _binary(self, folder: Path, split: str) -> Iterator[tuple[bytes, Path]] | None:
-        """The contents of the binary version's files, with where they are; None: not there."""
-        names = [f"{name}.bin" for name in self.members[split]]
-        for place in (folder, folder / self.binary):
+    def _contents(
+        self, folder: Path, version: str, names: Sequence[str], unpacked: Sequence[Path]
+    ) -> Iterator[tuple[bytes, Path]] | None:
+        """The contents of a version's files, with where they are; None: not there."""
+        for place in unpacked:
             if (place / names[0]).is_file():
                 return ((_content(place / n), place / n) for n in names)
-        for path in sorted(folder.glob(f"{self.archive}-binary*.tar.gz")):
-            return ((content, path) for content in _members(path, names))
-        packed = sorted(folder.glob(f"{split}-*.bin.xz"))
-        return ((_unpack(path), path) for path in packed) if packed else None
-
-    def _pickles(self, folder: Path, names: Sequence[str]) -> Iterator[tuple[bytes, Path]] | None:
-        """The contents of the Python version's files in the same way."""
-        place = folder / self.python
-        if (place / names[0]).is_file():
-            return ((_content(place / n), place / n) for n in names)
-        for path in sorted(folder.glob(f"{self.archive}-python*.tar.gz")):
+        for path in sorted(folder.glob(f"{self.archive}-{version}*.tar.gz")):
             return ((content, path) for content in _members(path, names))
         return None
 

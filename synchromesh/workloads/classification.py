@@ -37,10 +37,6 @@ class ImageSet:
     padding: int | None  # of the views that are drawn of training images; None: no augmentation
     most_epochs: int  # after which nothing is left to learn
 
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
     def rows(
         self, size: int, folder: Path | None, synthetic: bool, name: str
     ) -> tuple[MapDataset, MapDataset]:
@@ -105,7 +101,7 @@ def _workload(images: str, net: str, folder: Path | None, synthetic: bool) -> Wo
     rows = data.rows(architecture.size, folder, synthetic, name)
     epochs = min(architecture.epochs, data.most_epochs)
     return architecture.workload(
-        name, *rows, data.channels, data.classes, epochs, loss=loss, metric=metric
+        name, *rows, len(data.mean), data.classes, epochs, loss=loss, metric=metric
     )
 
 

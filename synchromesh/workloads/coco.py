@@ -77,15 +77,14 @@ class Masks:
         return decoded
 
 
-def _form(size: int) -> ImageFormat:
-    """Means and deviations are ImageNet's, as is usual."""
-    return ImageFormat((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), size)
+# means and deviations are ImageNet's, as is usual
+FORM = partial(ImageFormat, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def masks(folder: Path, size: int, held_out: int = 5) -> tuple[Masks, Masks]:
     """Training and validation data: train2017 and val2017, or, where only one of them is there,
     all of its images but one of `held_out`, and those."""
-    source, form = coco_files.find(folder), _form(size)
+    source, form = coco_files.find(folder), FORM(size)
     splits = [s for s in ("train2017", "val2017") if coco_files.annotations(s) in source]
     images = [coco_files.read(source, split) for split in splits or ["val2017"]]
     if len(images) == 2:
@@ -116,8 +115,7 @@ def _workload(name: str, folder: Path | None, synthetic: bool) -> Workload:
     net = NETS[name]
     data: tuple[MapDataset, MapDataset]
     if synthetic:
-        form = _form(net.size)
-        rows = SyntheticImages(form, len(CLASSES), per_pixel=True)
+        rows = SyntheticImages(FORM(net.size), len(CLASSES), per_pixel=True)
         data = rows, replace(rows, seed=1)
     else:
         folder = data_files.needed(folder, f"coco/{name}", coco_files.LAYOUTS)

@@ -87,22 +87,20 @@ class AnnotatedImage:
     def _covered(self, instance: Instance) -> NDArray[np.bool_]:
         from pycocotools import mask
 
-        fault = self._fault(instance.segmentation)
+        segmentation = instance.segmentation  # C code would read it unchecked
+        if isinstance(segmentation, dict):
+            fault = self._run_length_fault(segmentation.get("size"), segmentation.get("counts"))
+        else:
+            fault = next(filter(None, map(self._polygon_fault, segmentation)), "")
         if not fault:
             try:
-                encoded = mask.frPyObjects(instance.segmentation, self.height, self.width)
+                encoded = mask.frPyObjects(segmentation, self.height, self.width)
                 merged = mask.merge(encoded) if isinstance(encoded, list) else encoded
                 covered: NDArray[np.bool_] = mask.decode(merged).astype(bool)
                 return covered
             except Exception as error:  # the C code behind it raises what it likes
                 fault = f"a segmentation that cannot be decoded ({error})"
         raise ValueError(f"{instance.place} has {fault}: fetch the file again")
-
-    def _fault(self, segmentation: Any) -> str:
-        """What is wrong with a segmentation, which C code would read unchecked; or nothing."""
-        if isinstance(segmentation, dict):
-            return self._run_length_fault(segmentation.get("size"), segmentation.get("counts"))
-        return next(filter(None, map(self._polygon_fault, segmentation)), "")
 
     def _run_length_fault(self, size: Any, counts: Any) -> str:
         if size != [self.height, self.width]:

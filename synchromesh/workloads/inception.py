@@ -115,7 +115,8 @@ def block8(before: int, w: Width) -> nn.Module:
 
 def inception_v3(channels: int, classes: int) -> nn.Module:
     """For images (n, channels, 299, 299): 3, 4 and 2 blocks on grids of 35, 17 and 8."""
-    return _assembled(stem(channels, _full), (32, 64, 64), (128, 160, 160, 192), 2, classes, _full)
+    # int: all channels that are published
+    return _assembled(stem(channels, int), (32, 64, 64), (128, 160, 160, 192), 2, classes, int)
 
 
 def small_inception(channels: int, classes: int) -> nn.Module:
@@ -125,10 +126,6 @@ def small_inception(channels: int, classes: int) -> nn.Module:
         convolution(_quarter(64), _quarter(192), 3),
     )  # fmt: skip
     return _assembled(start, (64,), (192,), 1, classes, _quarter)
-
-
-def _full(published: int) -> int:
-    return published
 
 
 def _quarter(published: int) -> int:

@@ -40,11 +40,6 @@ def read(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 def read_idx(folder: Path, name: str, dimensions: int) -> Tensor:
     """The uint8 tensor in `folder/name` or `folder/name.gz`; ValueError where there is none."""
     path, content = data_files.read(folder, name, "the data set's four IDX files")
-    return parse_idx(content, path, dimensions)
-
-
-def parse_idx(content: bytes, path: Path, dimensions: int) -> Tensor:
-    """The tensor in an IDX file's bytes; `path` is for messages."""
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic:
         raise ValueError(

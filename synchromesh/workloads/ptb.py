@@ -68,14 +68,11 @@ class _Form:
         )  # fmt: skip
 
 
-def lstm(folder: Path | None, synthetic: bool) -> Workload:
-    """19.8 M parameters: the medium model of Zaremba et al. (section 4.1: width 650, 35 steps, 20
-    rows, dropout 0.5) without the biases of its softmax; AdamW in place of SGD."""
-    form = _Form(width=650, dropout=0.5, steps=35, rows=20, rate=1e-3, epochs=39)
-    return form.workload("ptb/lstm", folder, synthetic)
-
-
-def lstm_small(folder: Path | None, synthetic: bool) -> Workload:
-    """997,632 parameters, of which embedding and softmax have 480,000 each: width 48."""
-    form = _Form(width=48, dropout=0.0, steps=20, rows=32, rate=4e-3, epochs=4)
-    return form.workload("ptb/lstm_small", folder, synthetic)
+FORMS = {
+    # 19.8 M parameters: the medium model of Zaremba et al. (section 4.1) without the biases of its
+    # softmax; AdamW in place of SGD
+    "ptb/lstm": _Form(width=650, dropout=0.5, steps=35, rows=20, rate=1e-3, epochs=39),
+    # 997,632 parameters, of which embedding and softmax have 480,000 each
+    "ptb/lstm_small": _Form(width=48, dropout=0.0, steps=20, rows=32, rate=4e-3, epochs=4),
+}
+WORKLOADS = {name: partial(form.workload, name) for name, form in FORMS.items()}

@@ -6,7 +6,7 @@ GPT-2 small draws 124 million numbers for 2 s; copying what was drawn takes a te
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from synchromesh.workloads.workload import Workload
@@ -25,12 +25,9 @@ class _DrawnOnce(TorchDispatchMode):
     # How many numbers are drawn. A prime: neither rows nor columns of a weight come out equal.
     DRAWN: ClassVar[int] = 999_983
 
-    def _repeats(self, x: Tensor) -> bool:
-        return x.numel() > self.DRAWN and x.is_contiguous() and not x.is_meta
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func not in _DRAWS or not self._repeats(x := args[0]):
+        given, x = kwargs or {}, args[0] if func in _DRAWS else None
+        if x is None or x.numel() <= self.DRAWN or x.is_meta or not x.is_contiguous():
             return func(*args, **given)
         flat = x.view(-1)
         func(flat[: self.DRAWN], *args[1:], **given)

@@ -34,12 +34,9 @@ class Vocabulary:
 
     def id(self, word: str) -> int:
         """The id of a word. KeyError for one that is not in `words` where none stands for it."""
-        number = self._ids.get(word)
-        if number is not None:
-            return number
         if self.unknown is None:
-            raise KeyError(word)
-        return self._ids[self.unknown]
+            return self._ids[word]
+        return self._ids.get(word, self._ids[self.unknown])
 
 
 def most_frequent(

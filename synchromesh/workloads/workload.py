@@ -73,7 +73,7 @@ class Workload:
         if faults:
             raise ValueError(f"workload {self.name or '(without a name)'}: {'; '.join(faults)}")
 
-    def _function_faults(self) -> Iterable[str]:
+    def _faults(self) -> Iterable[str]:
         for name in ("model", "loss", "optimizer", "metric", "scheduler", "collate", "carry"):
             value = getattr(self, name)
             required = name in ("model", "loss", "optimizer")
@@ -81,9 +81,6 @@ class Workload:
                 yield f"{name} must be a function, not {type(value).__name__}"
         if isinstance(self.model, nn.Module):
             yield "model must be a function that builds the module, not the module itself"
-
-    def _faults(self) -> Iterable[str]:
-        yield from self._function_faults()
         for name in ("batch_size", "epochs"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -18,10 +18,6 @@ class Leaf:
     name: str
     tensor: Tensor
 
-    @property
-    def has_rows(self) -> bool:
-        return self.tensor.dim() > 0
-
 
 def leaves(batch: Any) -> list[Leaf]:
     """The tensor leaves of a batch in flattening order, named by path: `x`, `0`, `inputs.mask`."""
@@ -58,7 +54,7 @@ def undivided(leaf: Any) -> str:
 
 def rows_of(batch: Any) -> int:
     """Rows of the batch: the size of dim 0 of its tensors; ValueError where they disagree."""
-    sizes = {leaf.name: leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.has_rows}
+    sizes = {leaf.name: leaf.tensor.shape[0] for leaf in leaves(batch) if leaf.tensor.dim()}
     if not sizes:
         raise ValueError(
             f"the batch ({type(batch).__name__}) holds no tensor with rows: it should be a "

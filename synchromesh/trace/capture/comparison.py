@@ -17,8 +17,9 @@ from .export import Function, line_and_reason, own_fault, quiet
 from .gradients import (
     OwnLeaves,
     deterministic,
-    first_gap,
     gradients,
+    largest_entry,
+    largest_gap,
     likely_cause,
     refuse_foreign,
     tolerance,
@@ -85,23 +86,16 @@ def compare(
             if own_fault(model, function, samples[0], autocast):
                 raise
             return Comparison(_fault_of_ours(error))
-        here = _fault(expected, model, step, samples, autocast)
+        try:
+            here = difference(expected, model, step, samples, autocast)
+        except Exception as error:
+            here = f"the trace does not run as its model does ({error}); {REMEDY}"
         if here is None:
             return Comparison(None, 1 if fault is None else first or 1)
         if fault is not None or first is None:
             break
         fault = here
     return Comparison(fault or here)
-
-
-def _fault(
-    eager: "Outcome", model: nn.Module, step: Step, samples: Sequence[Any],
-    autocast: torch.dtype | None,
-) -> str | None:  # fmt: skip
-    try:
-        return difference(eager, model, step, samples, autocast)
-    except Exception as error:
-        return f"the trace does not run as its model does ({error}); {REMEDY}"
 
 
 def _fault_of_ours(error: Exception) -> str:
@@ -197,14 +191,16 @@ def differing_carry(carry: Tensors, traced: Sequence[Tensor], limit: float) -> s
 
 
 def differing_gradient(expected: Tensors, traced: Tensors, limit: float, cause: str) -> str | None:
-    gap = first_gap(expected, traced, limit)
-    if gap is None:
-        return None
-    name, size, largest = gap
-    return (
-        f"the gradient of {name} differs between the model and its trace (by "
-        f"{size / (largest or 1.0):.1e} of the largest gradient, {largest:.1e}){cause}; {REMEDY}"
-    )
+    """A sentence about the first gradient that is off by more than `limit` of the largest one."""
+    largest = max(map(largest_entry, expected.values()), default=0.0)
+    for name, gradient in expected.items():
+        gap = largest_gap(traced[name], gradient) / (largest or 1.0)
+        if not gap <= limit:
+            return (
+                f"the gradient of {name} differs between the model and its trace (by {gap:.1e} of "
+                f"the largest gradient, {largest:.1e}){cause}; {REMEDY}"
+            )
+    return None
 
 
 def differing_loss(model: Sequence[Tensor], trace: Sequence[Tensor], limit: float) -> str | None:

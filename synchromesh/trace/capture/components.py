@@ -33,21 +33,11 @@ class ComponentModule:
 
 
 def component_modules(model: nn.Module, cuts: Sequence[str] = ()) -> tuple[ComponentModule, ...]:
-    """Those of a model, in the order of its module tree, and those that `cuts` names."""
+    """Those of a model, in the order of its module tree, and those that `cuts` names; ValueError
+    for a name that no module has."""
     modules = list(visit(model, ""))
     if not modules and any(True for _ in model.parameters()):
         modules = [ComponentModule("")]
-    return with_cuts(model, modules, cuts)
-
-
-def root_name(model: nn.Module) -> str:
-    return type(model).__name__.lower()
-
-
-def with_cuts(
-    model: nn.Module, modules: list[ComponentModule], cuts: Sequence[str]
-) -> tuple[ComponentModule, ...]:
-    """`modules`, with the modules that `cuts` names; ValueError for a name that no module has."""
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}
     for cut in cuts:
         if cut not in names:
@@ -62,15 +52,17 @@ def with_cuts(
     return tuple(modules)
 
 
+def root_name(model: nn.Module) -> str:
+    return type(model).__name__.lower()
+
+
 def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
     """Components of a module that is none itself: the root, or one with blocks inside."""
     if is_container(module):
         yield from visit_container(module, path)
         return
     for name, child in children(module, path):
-        if is_container(child):
-            yield from visit_container(child, name)
-        elif holds_block(child):
+        if is_container(child) or holds_block(child):
             yield from visit(child, name)
         else:
             yield component_module(name, child, None)
@@ -78,9 +70,7 @@ def visit(module: nn.Module, path: str) -> Iterator[ComponentModule]:
 
 def visit_container(container: nn.Module, path: str) -> Iterator[ComponentModule]:
     for name, child in children(container, path):
-        if isinstance(child, LISTS):
-            yield from visit_container(child, name)
-        elif holds_block(child):
+        if isinstance(child, LISTS) or holds_block(child):
             yield from visit(child, name)
         elif sum(not is_norm(m) for _, m in inner_children(child, "")) >= 2:  # a block
             for part, inner in inner_children(child, name):

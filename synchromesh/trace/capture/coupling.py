@@ -62,7 +62,9 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
     for node in calls(graph):
         if node not in live or meta.value(node) is None:
             continue
-        content = [] if fills(node) else node.all_input_nodes
+        name = short_name(node)
+        filled = name in FILLING or name.startswith("new_") or name.endswith("_like")
+        content = [] if filled else node.all_input_nodes  # of which not the shape alone is read
         reads_reduced = not reduced.isdisjoint(content)
         reads_rows = any(map(meta.has_rows, content))
         if why := why_coupled(node, reads_reduced and (reads_rows or meta.has_rows(node))):
@@ -74,7 +76,8 @@ def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
 
 def why_coupled(node: Node, joins: bool) -> str:
     """The clause for a node, or "". joins: whether rows meet a value that rows were reduced to."""
-    if rows_twice(node):
+    shapes = (x.shape for _, x in meta.tensors(node))
+    if any(sum(isinstance(n, torch.SymInt) for n in shape) > 1 for shape in shapes):
         return f"{described(node)} makes a value of rows x rows"
     if meta.coupling(node):
         return meta.coupling(node)
@@ -85,18 +88,6 @@ def why_coupled(node: Node, joins: bool) -> str:
     if joins and not meta.grouped(node):
         return f"{described(node)} joins rows with a value that rows were reduced to"
     return ""
-
-
-def fills(node: Node) -> bool:
-    """Whether the node reads no more than the shape of its arguments."""
-    name = short_name(node)
-    return name in FILLING or name.startswith("new_") or name.endswith("_like")
-
-
-def rows_twice(node: Node) -> bool:
-    """Whether a tensor that the node makes has two dimensions that grow with the rows."""
-    shapes = (x.shape for _, x in meta.tensors(node))
-    return any(sum(isinstance(n, torch.SymInt) for n in shape) > 1 for shape in shapes)
 
 
 def normalises_batch(node: Node) -> bool:

@@ -170,10 +170,8 @@ def quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with redirect_stderr(io.StringIO()):
-                yield
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 
@@ -326,18 +324,14 @@ def products(error: BaseException | None) -> str:
 
 def line_and_reason(error: BaseException) -> tuple[str, str, str]:
     """The user's line, its source, and the error's first line."""
-    lines = [line.strip() for line in message(error).splitlines() if line.strip()]
+    lines = [text.strip() for text in message(error).splitlines() if text.strip()]
     why = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
-    return (*user_line(error), why)
-
-
-def user_line(error: BaseException | None) -> tuple[str, str]:
-    """file:line and source of the deepest frame outside of torch and of this package."""
-    best, seen = ("the model", ""), error
+    line = ("the model", "")
+    seen: BaseException | None = error
     while seen is not None:
-        (best,) = own_frame(traceback.extract_tb(seen.__traceback__)) or [best]
+        (line,) = own_frame(traceback.extract_tb(seen.__traceback__)) or [line]
         seen = seen.__cause__ or seen.__context__
-    return best
+    return (*line, why)
 
 
 def own_frame(frames: Sequence[traceback.FrameSummary]) -> list[tuple[str, str]]:

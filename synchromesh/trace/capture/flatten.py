@@ -7,7 +7,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind, InputSpec
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -33,17 +33,6 @@ def shared_names(model: nn.Module) -> dict[str, str]:
             if first.setdefault(id(tensor), name) != name:
                 shared[name] = first[id(tensor)]
     return shared
-
-
-def fixed_rows(size: object, line: tuple[str, ...]) -> str:
-    """A sentence about a trace that holds for `size` rows alone, by the user's `line`."""
-    where = "at {} ({!r})".format(*line) if line else "by the model"
-    return (
-        f"the number of rows was fixed to {size} while tracing, {where}: it computes a shape or a "
-        "Python number, as float(len(x)) is, or takes a branch from the batch size; make it "
-        "independent of the number of rows (len(x) and x.shape[0] may stay as they are), or train "
-        "the model as it is under the plan 'data'"
-    )
 
 
 Flat = tuple[Graph, dict[str, Tensor], set[sympy.Symbol]]
@@ -93,12 +82,13 @@ class Flattener:
             old = holders[spec.arg.name]
             target = spec.target or ""
             name = target.removeprefix("model.")
+            of_loss = spec.kind in HELD and not target.startswith("model.")
             if spec.kind == InputKind.USER_INPUT:
                 if not isinstance(meta.val(old), Tensor):
                     continue  # a number, string or None: export has put its value where it is read
                 role, name = "leaf", next(leaves)
-            elif self.foreign(spec):
-                role = "constant"
+            elif spec.kind == InputKind.CONSTANT_TENSOR or of_loss:
+                role = "constant"  # no part of the model: made by its code, or the loss's own
                 self.constants[name] = self.foreign_tensor(target)
             elif spec.kind in HELD:
                 role, name = HELD[spec.kind], self.shared.get(name, name)
@@ -111,11 +101,6 @@ class Flattener:
                 cells[name] = Cell(node)
             env[old] = cells[name]
         return env
-
-    def foreign(self, spec: InputSpec) -> bool:
-        """Whether a tensor is no part of the model: made by its code, or one of the loss."""
-        of_loss = spec.kind in HELD and not (spec.target or "").startswith("model.")
-        return of_loss or spec.kind == InputKind.CONSTANT_TENSOR
 
     def foreign_tensor(self, name: str) -> Tensor:
         """Its value. ValueError for a learnable one: no update would reach it."""
@@ -135,7 +120,14 @@ class Flattener:
             if meta.val(leaf).dim() > 0:
                 size = meta.val(leaf).shape[0]
                 if isinstance(size, int) or not size.node.expr.is_Symbol:
-                    raise Untraceable(fixed_rows(size, self.fixed))
+                    where = "at {} ({!r})".format(*self.fixed) if self.fixed else "by the model"
+                    raise Untraceable(
+                        f"the number of rows was fixed to {size} while tracing, {where}: it "
+                        "computes a shape or a Python number, as float(len(x)) is, or takes a "
+                        "branch from the batch size; make it independent of the number of rows "
+                        "(len(x) and x.shape[0] may stay as they are), or train the model as it "
+                        "is under the plan 'data'"
+                    )
                 of_rows.add(size.node.expr)
                 meta.example_rows.set(rows, int(size.node.hint))
         return of_rows

@@ -76,18 +76,6 @@ def largest_gap(a: Tensor, b: Tensor) -> float:
     return largest_entry(a[finite] - b[finite]) if torch.equal(finite, a.isfinite()) else inf
 
 
-def first_gap(
-    expected: Mapping[str, Tensor], traced: Mapping[str, Tensor], limit: float
-) -> tuple[str, float, float] | None:
-    """The first gradient off by more than `limit` times the largest entry: name, gap, entry."""
-    largest = max(map(largest_entry, expected.values()), default=0.0)
-    for name, gradient in expected.items():
-        gap = largest_gap(traced[name], gradient)
-        if not gap <= limit * (largest or 1.0):
-            return name, gap, largest
-    return None
-
-
 class OwnLeaves(TorchFunctionMode):
     """Notes the tensors of which a forward itself asks gradients (`x.requires_grad_()`, as a model
     does of its input for the sake of activation checkpoints): they are made anew in every step."""

@@ -65,23 +65,23 @@ class KnownValues(TorchFunctionMode):
         if mode is None or slot is None:
             return None if is_fake(tensor) else tensor
         target: Node = slot.proxy.node
-        needed, names = history(target), self._buffer_names(mode.tracer)
+        slots = ((n, get_proxy_slot(b, mode.tracer, None)) for n, b in self.model.named_buffers())
+        names = {slot.proxy.node: name for name, slot in slots if slot is not None}
+        needed = history(target)
         inputs = self._inputs(needed, names, getattr(mode.tracer, "root", None))
         if inputs is None or not bounded(needed):
             return None
         with outside_the_trace(), torch.no_grad():
-            low = computed(target, needed, copies(inputs), draw=0.0)
-            high = computed(target, needed, copies(inputs), draw=1.0)
+            low, high = (
+                computed(target, needed, {n: x.clone() for n, x in inputs.items()}, draw)
+                for draw in (0.0, 1.0)
+            )
             if not torch.equal(low, high):  # which number is drawn matters
                 return None
             read = needed & names.keys()
             self.read |= {names[n]: digest(self.buffers[names[n]]) for n in read}
         known: Tensor = low
         return known
-
-    def _buffer_names(self, tracer: Any) -> dict[Node, str]:
-        slots = ((n, get_proxy_slot(b, tracer, None)) for n, b in self.model.named_buffers())
-        return {slot.proxy.node: name for name, slot in slots if slot is not None}
 
     def _inputs(
         self, needed: set[Node], names: Mapping[Node, str], root: nn.Module | None
@@ -96,10 +96,6 @@ class KnownValues(TorchFunctionMode):
                     return None
                 inputs[node] = held
         return inputs
-
-
-def copies(tensors: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
-    return {node: x.clone() for node, x in tensors.items()}
 
 
 def computed(target: Node, needed: set[Node], given: Mapping[Node, Any], draw: float = 0.0) -> Any:
@@ -165,20 +161,18 @@ def fold_masks(graph: Graph, constants: Tensors, buffers: Tensors) -> dict[str, 
         mask = node.kwargs.get("attn_mask", args[3])
         if not isinstance(mask, Node) or args[5] or node.kwargs.get("is_causal"):
             continue
-        if mask not in cache:
-            cache[mask] = mask_kind(mask, known)
+        if mask not in cache:  # what it hides is the same for two different numbers of rows
+            kinds = {classify(evaluate(mask, known, rows)) for rows in (2, 3)}
+            cache[mask] = kinds.pop() if len(kinds) == 1 else "other"
         if cache[mask] == "other":
             continue
-        assumed |= {name: digest(buffers[name]) for name in buffers_behind(mask)}
+        read = {meta.name(n) for n in ancestors(mask) if meta.role(n) == "buffer"}
+        assumed |= {name: digest(buffers[name]) for name in read}
         args[3], args[5] = None, cache[mask] == "causal"
         kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
         args[4] = kwargs.pop("dropout_p", args[4])
         node.args, node.kwargs = tuple(args), kwargs
     return assumed
-
-
-def buffers_behind(mask: Node) -> set[str]:
-    return {meta.name(n) for n in ancestors(mask) if meta.role(n) == "buffer"}
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -189,12 +183,6 @@ def is_fake(tensor: Tensor) -> bool:
 def digest(tensor: Tensor) -> str:
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(data.numpy().data).hexdigest()[:16]
-
-
-def mask_kind(mask: Node, known: dict[str, Tensor]) -> str:
-    """What the mask hides, the same for two different numbers of rows: see `classify`."""
-    kinds = {classify(evaluate(mask, known, rows)) for rows in (2, 3)}
-    return kinds.pop() if len(kinds) == 1 else "other"
 
 
 def classify(mask: Tensor | None) -> str:
@@ -231,14 +219,12 @@ def evaluate(target: Node, known: Mapping[str, Tensor], rows: int) -> Tensor | N
 
 
 def computable(node: Node, known: Mapping[str, Tensor]) -> bool:
-    """Whether the node's value depends on its inputs alone, or is known and stays."""
-    if node.op == "placeholder":
-        return meta.role(node) == "rows" or readable(node, known)
-    return not meta.effect(node) and not is_random(node)
-
-
-def readable(node: Node, known: Mapping[str, Tensor]) -> bool:
-    """Whether the placeholder's value is known and stays: a constant, an unchanged buffer."""
+    """Whether the node's value depends on its inputs alone, or is known and stays: of rows, a
+    constant, an unchanged buffer."""
+    if node.op != "placeholder":
+        return not meta.effect(node) and not is_random(node)
+    if meta.role(node) == "rows":
+        return True
     tensor = known.get(meta.name(node))
     unchanged = meta.role(node) == "buffer" and not any(map(meta.effect, node.users))
     stays = meta.role(node) == "constant" or unchanged

@@ -116,10 +116,7 @@ class ReductionAnalysis:
             if why := meta.why_irregular(node):
                 raise UnknownReduction(f"{described(node)} {why}")
             return Reduction("rows")
-        return self.of_inputs(node, short_name(node))
-
-    def of_inputs(self, node: Node, name: str) -> Reduction:
-        """What an operator makes of its inputs, where the result has no rows."""
+        name = short_name(node)
         tensors = [n for n in node.all_input_nodes if meta.value(n) is not None]
         kinds = {self.reduction(n).kind for n in tensors}
         if name in ("zeros_like", "ones_like"):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter, is_not
+from operator import is_not
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 TABLES = ("_parameters", "_buffers", "_modules")  # attributes of nn.Module that hold others
 CONTAINERS = (list, tuple, dict, set, deque, SimpleNamespace)
-_TRAINING = attrgetter("training")
 STATE_TYPES = (Tensor, torch.Generator, bool, int, float, *CONTAINERS)  # of attributes
 
 
@@ -82,7 +81,7 @@ def training_modes(modules: Iterable[nn.Module]) -> tuple[bool, ...]:
     """The modes in which a training step runs modules: those that they have, so that a frozen
     batch norm stays in evaluation mode; if none is training (as pretrained weights are loaded),
     all."""
-    modes = tuple(map(_TRAINING, modules))
+    modes = tuple(module.training for module in modules)
     return modes if any(modes) else (True,) * len(modes)
 
 
@@ -162,7 +161,12 @@ def written_back(copy: tuple[Any, Any]) -> Any:
     if content is None:
         return value
     if isinstance(value, Tensor):
-        write_tensor(value, *content)
+        data, entries = content  # None: those are not known
+        if value.data_ptr() != data.data_ptr():
+            value.data = data
+        if entries is not None and not torch.equal(value, entries):
+            with torch.no_grad():
+                value.copy_(entries)
         return value
     if isinstance(value, torch.Generator):
         value.set_state(content)
@@ -174,15 +178,6 @@ def written_back(copy: tuple[Any, Any]) -> Any:
         fill = container.extend if isinstance(container, (list, deque)) else container.update
         fill(items if isinstance(container, dict) else items.values())
     return value
-
-
-def write_tensor(tensor: Tensor, data: Tensor, entries: Tensor | None) -> None:
-    """Gives a tensor its memory and its entries of before; None: those are not known."""
-    if tensor.data_ptr() != data.data_ptr():
-        tensor.data = data
-    if entries is not None and not torch.equal(tensor, entries):
-        with torch.no_grad():
-            tensor.copy_(entries)
 
 
 class ParameterWrites(TorchDispatchMode):

@@ -4,7 +4,7 @@ A node belongs to the component whose module was running; norms join a neighbour
 module go with what they read. Nodes that every component may compute for itself belong to none."""
 
 import operator
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -49,7 +49,9 @@ def ownership(
     own = {n: index.get(owners.get(n)) for n in calls(graph) if n not in free}
     place_unowned(own)
     component = no_earlier_than_read(own, folded)
-    names = [name_of(owner, model) for owner in order]
+    # a component's name: the module's path, and which call of it where there are several
+    calls_of = ((path or root_name(model), call) for path, call in order)
+    names = [f"{path}@{call}" if call else path for path, call in calls_of]
     merged = keep_effects_together(graph, component, names)
     if merge:
         keep_unordered_rows_together(component)
@@ -62,17 +64,14 @@ def free_nodes(graph: Graph) -> set[Node]:
     mutated = {name for n in graph.nodes for name in meta.effect(n)}
     free: set[Node] = set()
     for node in graph.nodes:
-        if is_repeatable(node, mutated) and free.issuperset(node.all_input_nodes):
+        if node.op == "placeholder":
+            unchanged = meta.role(node) == "buffer" and meta.name(node) not in mutated
+            same = meta.role(node) in READ_ONLY or unchanged
+        else:
+            same = node.op == "call_function" and is_pure(node)
+        if same and free.issuperset(node.all_input_nodes):
             free.add(node)
     return free
-
-
-def is_repeatable(node: Node, mutated: Container[str]) -> bool:
-    """Whether the node gives the same wherever it is computed from the same."""
-    if node.op != "placeholder":
-        return node.op == "call_function" and is_pure(node)
-    unchanged = meta.role(node) == "buffer" and meta.name(node) not in mutated
-    return meta.role(node) in READ_ONLY or unchanged
 
 
 def is_pure(node: Node) -> bool:
@@ -233,12 +232,6 @@ def keep_unordered_rows_together(component: dict[Node, int]) -> None:
                     if user not in component:
                         stack.append(user)
         keep_together(component, readers)
-
-
-def name_of(owner: Owner, model: nn.Module) -> str:
-    """The component's name: the module's path, and which call of it where there are several."""
-    path, call = owner
-    return (path or root_name(model)) + (f"@{call}" if call else "")
 
 
 def join_without_parameters(

@@ -213,9 +213,6 @@ class Case(OperatorCall):
     def positional(self) -> IrregularRows:
         return IrregularRows(f"depends on the position of its rows ({self.where})")
 
-    def counted(self) -> IrregularRows:
-        return IrregularRows(f"depends on the number of rows ({self.where})")
-
 
 def flat_size(sizes: tuple[Any, ...]) -> int:
     """The product of sizes that do not depend on the rows."""

@@ -74,7 +74,7 @@ class Annotation:
             return self.rows[source, item]
         case = Case(node, at, sizes, layout, self.operand)
         if layout is None:
-            if order.matters(case):
+            if case.name not in order.COUNTS and any(e.order for e in case.operands):
                 meta.coupling.set(node, order.dependent(case))
             return None
         if isinstance(layout, IrregularRows):

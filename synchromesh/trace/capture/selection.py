@@ -10,7 +10,6 @@ others are ordinary numbers, so that no index is out of bounds and no gradient i
 
 import operator
 from contextlib import nullcontext, suppress
-from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -40,9 +39,6 @@ from .proofs.order import apart
 from .row_layout import Case, RowOperand, sizes_of
 
 COMBINED = {"Mul": aten.mul.Tensor, "Max": aten.clamp_min.default}
-
-
-autocast_on = partial(torch.autocast, cache_enabled=False)
 
 
 class Selections:
@@ -96,8 +92,9 @@ class Selections:
         """A node for part of what an exported one does, of which the value is found out."""
         given: Any = map_arg((args, kwargs), meta.val)
         mode = next(x for x in map(meta.val, nodes_of((args, kwargs))) if x is not None).fake_mode
-        cast = self.flat.autocast
-        with mode, autocast_on(cast.device, cast.dtype) if cast else nullcontext():
+        region = self.flat.autocast
+        cast = torch.autocast(region.device, region.dtype, cache_enabled=False) if region else None
+        with mode, cast or nullcontext():
             val = target(*given[0], **given[1])
         return self.flat.emit(node, target, args, kwargs, val)
 

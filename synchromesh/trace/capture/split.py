@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,11 +111,11 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
         )
     crossing = []
     for node in graph.nodes:
-        of_chain = node.op == "call_function" or meta.role(node) == "leaf"
-        targets = readers_elsewhere(node) if of_chain else []
-        if not targets:
-            continue
         at, value = meta.component(node), meta.value(node)
+        readers = {meta.component(user) for user in node.users if user.op == "call_function"}
+        targets = sorted(readers - {at})
+        if not targets or not (node.op == "call_function" or meta.role(node) == "leaf"):
+            continue
         if why := meta.why_irregular(node) if isinstance(value, Value) else "is not a tensor":
             raise UnorderedRows(
                 f"the value {node.name} between the components {names[max(at, 0)]} and "
@@ -126,11 +125,6 @@ def edges(graph: Graph, names: list[str]) -> tuple[Edge, ...]:
         source = None if at < 0 else names[at]
         crossing.append(Edge(value, source, tuple(names[t] for t in targets)))
     return tuple(crossing)
-
-
-def readers_elsewhere(node: Node) -> list[int]:
-    readers = {meta.component(user) for user in node.users if user.op == "call_function"}
-    return sorted(readers - {meta.component(node)})
 
 
 def components(
@@ -162,9 +156,10 @@ def structure(group: list[Node], constants: dict[str, Tensor]) -> str:
     def refer(node: Node) -> str:
         if node not in number:  # read for the first time: an input, by role, shape and type
             number[node] = f"i{len(number)}"
-            role = meta.role(node) or "value"
+            role, v = meta.role(node) or "value", meta.value(node)
+            kind = (v.shape, v.dtype, v.rows, v.differentiable) if isinstance(v, Value) else None
             content = content_key(constants[meta.name(node)]) if role == "constant" else ""
-            lines.append(f"{number[node]} {role} {type_of(node)} {content}")
+            lines.append(f"{number[node]} {role} {kind} {content}")
         return number[node]
 
     for node in group:
@@ -174,12 +169,6 @@ def structure(group: list[Node], constants: dict[str, Tensor]) -> str:
         effect = bool(meta.effect(node))
         lines.append(f"{number[node]} {node.target} {args} {effect} {leaves_it}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def type_of(node: Node) -> Any:
-    """Shape, type, rows and differentiability of the tensor that a node makes."""
-    v = meta.value(node)
-    return (v.shape, v.dtype, v.rows, v.differentiable) if isinstance(v, Value) else None
 
 
 def content_key(tensor: Tensor) -> str:

@@ -25,11 +25,8 @@ from .coupling import coupling_operators
 from .loss_reduction import WEIGHTED, LossReduction, ReductionAnalysis, aten, reduce_to_sums
 from .ownership import free_nodes
 
-# the step's graph, its loss, the graph of its totals
-LossWithTotals = tuple[Graph, LossReduction, Graph | None]
 
-
-def with_loss_reduced(graph: Graph, count: int) -> LossWithTotals:
+def with_loss_reduced(graph: Graph, count: int) -> tuple[Graph, LossReduction, Graph | None]:
     """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
     stay together without, with totals as leaves, and the graph of those of a block."""
     copy = Graph()

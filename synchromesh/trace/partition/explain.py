@@ -10,7 +10,7 @@ from typing import Any
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.holding import Holding, holdings
-from synchromesh.values.layout import STATES, Layout, ShardStates, stages_of
+from synchromesh.values.layout import LEVELS, Layout, ShardStates, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
 from synchromesh.values.traffic import (
@@ -24,8 +24,6 @@ from synchromesh.values.traffic import (
 from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
 from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, shard_traffic
-
-SHARDED = ("optimizer state", "gradients", "parameters")  # by a level, with all before it
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,12 @@ def explain(
     ranks = plan.devices(world)
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
-    applied = _AppliedPlan(made, plan, rows, _holdings(step, made, len(ranks)))
+    parameters = {p.name: p for c in step.chain.components for p in c.parameters}
+    holding = holdings(parameters.values(), made.placements, len(ranks))
+    applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
-        local_bytes[rank] = sum(h.bytes_at(position) for h in applied.holding.values())
+        local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
         sent[rank] = applied.sent_bytes(position)
     stages = stages_of([c.layout for c in made.components])
     components = tuple(
@@ -229,11 +229,6 @@ def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
     return replace(local, events=(*local.events, Communication(tuple(sent), repeated=True)))
 
 
-def _holdings(step: Step, made: Partition, devices: int) -> dict[str, Holding]:
-    parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    return holdings(parameters.values(), made.placements, devices)
-
-
 def _component(
     applied: _AppliedPlan, index: int, stage: int, ranks: Sequence[int]
 ) -> ComponentExplanation:
@@ -312,11 +307,11 @@ def _of_component(
         f"{part.parameter_bytes:,} bytes of parameters, {over_tensor}"
         f"{part.parameter_bytes_per_rank:,} on a rank"
     ]
-    for edge in inputs:
-        out.append(
-            f"  <- {edge.value} from {edge.source}: {edge.bytes:,} bytes, {edge.have} to "
-            f"{edge.want}, collective {edge.collective}"
-        )
+    out += [
+        f"  <- {edge.value} from {edge.source}: {edge.bytes:,} bytes, {edge.have} to "
+        f"{edge.want}, collective {edge.collective}"
+        for edge in inputs
+    ]
     out += placements
     for c in part.collectives:
         times = f", {c.times} times" if c.times > 1 else ""
@@ -326,9 +321,9 @@ def _of_component(
 
 
 def _options(part: ComponentExplanation) -> str:
-    """What is sharded over data ranks, with what the levels before it shard; recomputation."""
-    *sharded_before, last = ("", *SHARDED[: STATES.index(part.states)])
-    what = " and ".join(x for x in (", ".join(sharded_before[1:]), last) if x)
+    """What is sharded over data ranks; recomputation."""
+    *before, last = LEVELS[part.states].sharded or ("",)
+    what = f"{', '.join(before)} and {last}" if before else last
     sharded = f", {what} sharded over data ranks" if what and part.data > 1 else ""
     return sharded + (", recomputed" if part.recompute else "")
 

@@ -184,13 +184,11 @@ def structure(graph: Graph) -> list[Any]:
 
 # Operators of whose inputs and outputs autograd keeps nothing: backward is linear in the gradient.
 # A test runs each of them.
-KEEP_NOTHING = frozenset(
-    {
-        "add", "sub", "neg", "alias", "cat", "chunk", "clone", "contiguous", "detach", "expand",
-        "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
-        "squeeze", "stack", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
-    }
-)  # fmt: skip
+KEEP_NOTHING = {
+    "add", "sub", "neg", "alias", "cat", "chunk", "clone", "contiguous", "detach", "expand",
+    "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "stack", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+}  # fmt: skip
 MOVES = ("move", "stream")  # methods of the axis of which it keeps nothing either
 
 
@@ -216,11 +214,9 @@ def _keeps(node: Node) -> bool:
 
 def shortened(graph: Graph) -> Graph:
     made, copies = Graph(), dict[Node, Node]()
-    for node in list(graph.nodes)[: repeated(graph)]:
+    again = list(graph.nodes)[: repeated(graph)]
+    for node in dict.fromkeys((*again, *graph.find_nodes(op="placeholder"))):
         copies[node] = made.node_copy(node, copies.__getitem__)
-    for node in graph.nodes:
-        if node.op == "placeholder" and node not in copies:
-            copies[node] = made.node_copy(node, copies.__getitem__)
     made.output(())
     return made
 
@@ -243,7 +239,7 @@ def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
     components = partition.components
     stages = stages_of([local.layout for local in components])
     stage_of = {i: s for s, stage in enumerate(stages) for i in stage}
-    found: dict[Pair, dict[Border, Exchange]] = {}
+    exchanges: dict[Pair, dict[Border, Exchange]] = {}
     for i, local in enumerate(components):
         for item in local.inputs:
             if item.source is None or stage_of[item.source] == stage_of[i]:
@@ -251,15 +247,15 @@ def crossings(partition: Partition) -> Mapping[Pair, tuple[Exchange, ...]]:
             exchange = exchange_of(partition, local, item)
             pair = stage_of[item.source], stage_of[i]
             form = exchange.read if exchange.crosses else exchange.made
-            found.setdefault(pair, {}).setdefault(form, exchange)
-    return {pair: tuple(items.values()) for pair, items in sorted(found.items())}
+            exchanges.setdefault(pair, {}).setdefault(form, exchange)
+    return {pair: tuple(items.values()) for pair, items in sorted(exchanges.items())}
 
 
 def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], ...]:
     """Each leaf of the carry, with how its new value comes to where the next batch is read: to the
     ranks of each stage that reads the leaf, as they have the rows of a batch; nothing moves where
     these are the ranks that make it and have them so. What none reads stays with its maker's."""
-    found = []
+    delivered = []
     for item in partition.carry:
         maker = partition.components[item.source].layout
         readers = {
@@ -268,11 +264,11 @@ def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], 
             for read in local.inputs
             if read.source is None and read.value.name == item.leaf
         }
-        found.append((item.leaf, tuple(
+        delivered.append((item.leaf, tuple(
             Exchange(
                 item.value, REPLICATED, REPLICATED, maker, partition.leaf_layouts[positions],
                 flows=False,
             )
             for positions in readers or (maker.positions,)
         )))  # fmt: skip
-    return tuple(found)
+    return tuple(delivered)

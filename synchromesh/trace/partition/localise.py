@@ -224,8 +224,11 @@ class LocalGraphWriter:
                 self.forms[tensor, state] = self.graph.call_function(getitem, (results, k))
             else:
                 x = self.form(tensor, source)
-                states, lengths = (str(source), str(state)), length_of(tensor, source, self.m)
-                moved = self.graph.call_method("move", (self.axis, x, *states, *lengths))
+                shape = value_of(tensor).shape
+                uneven = source.sharded and not source.even(shape[source.dim], self.m)
+                length = (shape[source.dim],) if uneven else ()  # which no rank knows by its part
+                states = str(source), str(state)
+                moved = self.graph.call_method("move", (self.axis, x, *states, *length))
                 self.forms[tensor, state] = moved
                 gradient = self.borders.gradient(tensor, self.layout, state)
                 collectives = move_collectives(value_of(tensor), source, state, self.m, gradient)
@@ -256,19 +259,6 @@ class LocalGraphWriter:
     def _replicated(self, node: Node) -> Node:
         return self.form(origin(node), R) if meta.values_of(node) else self.number(node)
 
-    def add_operators(self) -> None:
-        specs = self.assignment.specs[self.subgraph.index]
-        for i, spec in enumerate(specs):
-            self.add_operator(i, spec)
-        handed = self.borders.handed[self.subgraph.index]
-        self.graph.output(tuple(self.form(t, s) for t, s in handed))
-        self.finish_computation()
-        for node in list(self.graph.nodes)[: repeated(self.graph)]:
-            if node in self.sent_by:
-                event = self.events[self.sent_by[node]]
-                assert isinstance(event, Communication)
-                self.events[self.sent_by[node]] = replace(event, repeated=True)
-
     def add_operator(self, i: int, spec: OpSpec) -> None:
         """The component's i-th operator, its inputs moved to the states of its spec."""
         node, states = self.subgraph.nodes[i], iter(spec.inputs)
@@ -294,7 +284,16 @@ class LocalGraphWriter:
 
     def written(self) -> LocalGraph:
         self.add_placeholders()
-        self.add_operators()
+        for i, spec in enumerate(self.assignment.specs[self.subgraph.index]):
+            self.add_operator(i, spec)
+        handed = self.borders.handed[self.subgraph.index]
+        self.graph.output(tuple(self.form(t, s) for t, s in handed))
+        self.finish_computation()
+        for node in list(self.graph.nodes)[: repeated(self.graph)]:
+            if node in self.sent_by:
+                event = self.events[self.sent_by[node]]
+                assert isinstance(event, Communication)
+                self.events[self.sent_by[node]] = replace(event, repeated=True)
         self.graph.lint()
         unsharded = (
             ""
@@ -328,13 +327,6 @@ def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalCo
         program=program_of(written.form, inputs, tensors, constants, layout),
         arrivals=len(borders.moves[index]),
     )  # fmt: skip
-
-
-def length_of(tensor: Tensor, source: Placement, m: int) -> tuple[int, ...]:
-    """How long a dimension is of which ranks have unequal parts: what a move must know besides."""
-    shape = value_of(tensor).shape
-    even = not source.sharded or source.even(shape[source.dim], m)
-    return () if even else (shape[source.dim],)
 
 
 def localise(problem: StepProblem, assignment: Assignment) -> Partition:

@@ -9,7 +9,6 @@ another one than the producer has, the move is made once: inside the producer's 
 makes it anyway, else by the runner (`Input.have` to `Input.want`); then it stands in
 `collectives` of the first component that wants it."""
 
-import random
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,7 +23,7 @@ from synchromesh.values.placement import REPLICATED, Placement
 from .analysis import Analysis
 from .local import Computation, LocalComponent, Partition, form_of, program_of
 from .localise import localise
-from .placement_problem import Price, choose, sample
+from .placement_problem import Price, choose
 from .step_problem import Assignment, StepProblem
 
 __all__ = [
@@ -36,21 +35,20 @@ __all__ = [
 def partition(
     step: Step, layouts: Sequence[Layout], *, rows: int,
     pins: Mapping[tuple[str, Layout], Placement] | None = None,
-    sample: random.Random | None = None, leaves: Mapping[range, Layout] | None = None,
-    analysis: Analysis | None = None,
+    leaves: Mapping[range, Layout] | None = None, analysis: Analysis | None = None,
 ) -> Partition:  # fmt: skip
     """The cheapest partition of `step` with `layouts[i]` for its i-th component.
 
-    rows: global batch rows, for prices. pins: placements fixed beforehand. sample: take a
-    random valid assignment instead of the cheapest. leaves: the layout in which the batch is there
-    on the positions of each stage, where it is not that of the largest data degree among
-    `layouts`. analysis: of `step`, where it is known. Equal arguments give an equal partition, and
-    layouts of equal meshes the same one under other layouts (`Partition.under`)."""
+    rows: global batch rows, for prices. pins: placements fixed beforehand. leaves: the layout in
+    which the batch is there on the positions of each stage, where it is not that of the largest
+    data degree among `layouts`. analysis: of `step`, where it is known. Equal arguments give an
+    equal partition, and layouts of equal meshes the same one under other layouts
+    (`Partition.under`)."""
     if step.opaque:
         return opaque_partition(step, layouts)
     analysis = analysis or Analysis(step)
     problem = problem_of(analysis, layouts, rows, pins or {}, Price(), leaves)
-    return localise(problem, assign(problem, sample)).under(layouts)
+    return localise(problem, assign(problem)).under(layouts)
 
 
 def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
@@ -116,9 +114,7 @@ def check_reduced(step: Step, layouts: Sequence[Layout]) -> None:
                 )
 
 
-def assign(problem: StepProblem, chance: random.Random | None) -> Assignment:
-    if chance is not None:
-        return problem.assignment(sample(problem.problem, chance))
+def assign(problem: StepProblem) -> Assignment:
     return problem.assignment(choose(problem.problem, problem.must_shard))
 
 

@@ -14,8 +14,6 @@ take minutes). A move from a to b is paid once for all readers: M[a, b] >= g[a, 
 Two steps, because replicating everything needs no traffic at all: first the fewest parameter
 bytes a rank must hold; then the least price, parameters (but `Price.small`) sharded as finely."""
 
-import random
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,15 +103,6 @@ class PlacementProblem:
         if name not in self.flows:
             self.flows[name] = made(maker, ports)
         self.flows[name].count += 1
-
-    def agree(self, flow: ValueFlow, reader: Port, taken: Mapping[int, int]) -> bool:
-        """Whether a move is allowed between the options that maker and reader have taken."""
-        (maker, output), (unit, slot) = flow.maker, reader
-        if maker not in taken or unit not in taken:
-            return True
-        a = self.options[maker][taken[maker]].makes[output]
-        b = self.options[unit][taken[unit]].reads[slot]
-        return flow.move_price(a, b) is not None
 
 
 class InfeasiblePlacement(AssertionError):
@@ -239,40 +228,3 @@ def choose(problem: PlacementProblem, must_shard: Callable[[int], bool]) -> list
     for flow in problem.flows.values():
         second.add_flow(flow, priced=True)
     return second.solve()
-
-
-def sample(problem: PlacementProblem, chance: random.Random, attempts: int = 100_000) -> list[int]:
-    """A random valid assignment; where nothing fits, a unit's neighbours draw again."""
-    options = problem.options
-    moves = _rigid_moves(problem)
-    makers = {flow.maker[0] for flow in problem.flows.values() if flow.rigid}
-    taken: dict[int, int] = {}
-
-    def fits(unit: int, k: int) -> bool:
-        tried = ChainMap({unit: k}, taken)
-        return all(problem.agree(*move, tried) for move in moves[unit])
-
-    waiting = sorted(range(len(options)), key=lambda i: (i not in makers, chance.random()))
-    for _ in range(attempts):
-        if not waiting:
-            return [taken[i] for i in range(len(options))]
-        unit = waiting.pop()
-        fitting = [k for k in range(len(options[unit])) if fits(unit, k)]
-        if not fitting:  # its neighbours disagree: they draw again, after it
-            around = {i for flow, reader in moves[unit] for i in (flow.maker[0], reader[0])}
-            again = sorted(i for i in around - {unit} if i in taken)
-            waiting += again
-            for other in again:
-                del taken[other]
-            fitting = list(range(len(options[unit])))
-        taken[unit] = chance.choice(fitting)
-    raise InfeasiblePlacement("no random assignment found")
-
-
-def _rigid_moves(problem: PlacementProblem) -> list[list[tuple[ValueFlow, Port]]]:
-    moves: list[list[tuple[ValueFlow, Port]]] = [[] for _ in problem.options]
-    for flow in problem.flows.values():
-        for reader in flow.readers if flow.rigid else ():
-            moves[flow.maker[0]].append((flow, reader))
-            moves[reader[0]].append((flow, reader))
-    return moves

@@ -58,8 +58,12 @@ class StepProblem:
         degrees = ((s.index, self.layout(s).tensor) for s in self.subgraphs)
         self.strategies = [self.analysis.strategies(*each) for each in degrees]
         numbers: dict[Hashable, int] = {}
-        classes = (self._class(s) for s in self.subgraphs)
-        self.classes = [numbers.setdefault(c, len(numbers)) for c in classes]
+        self.classes: list[int] = []
+        for s, kind in zip(self.subgraphs, self.analysis.kinds, strict=True):
+            layout = self.layout(s)
+            pins = tuple(self.pin(n, layout) for n in (*s.parameters, *s.buffers))
+            name = kind, layout.data, layout.tensor, pins
+            self.classes.append(numbers.setdefault(name, len(numbers)))
         self._add_placeholders()
         self._add_operators()
         self._add_flows()
@@ -69,12 +73,6 @@ class StepProblem:
 
     def pin(self, node: Node, layout: Layout) -> Placement | None:
         return R if layout.tensor == 1 else self.pins.get((meta.name(node), layout))
-
-    def _class(self, subgraph: Subgraph) -> Hashable:
-        layout = self.layout(subgraph)
-        pins = (self.pin(n, layout) for n in (*subgraph.parameters, *subgraph.buffers))
-        kind = self.analysis.kinds[subgraph.index]
-        return (kind, layout.data, layout.tensor, tuple(pins))
 
     def _add_placeholders(self) -> None:
         """A unit for a parameter under a layout, one for equal components' in one place."""
@@ -319,15 +317,10 @@ class StepProblem:
 
 def _united(pairs: Iterator[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
     """Every key's representative, the same for keys that pairs join, directly or by others."""
-    parents: dict[Hashable, Hashable] = {}
-
-    def root(key: Hashable) -> Hashable:
-        while parents.get(key, key) != key:
-            key = parents[key]
-        return key
-
-    keys = []
-    for first, second in pairs:
-        parents[root(first)] = root(second)
-        keys += [first, second]
-    return {key: root(key) for key in keys}
+    groups: dict[Hashable, list[Hashable]] = {}
+    for pair in pairs:
+        small, large = sorted((groups.setdefault(key, [key]) for key in pair), key=len)
+        if small is not large:
+            large += small
+            groups |= dict.fromkeys(small, large)
+    return {key: group[0] for key, group in groups.items()}

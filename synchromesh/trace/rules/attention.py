@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.placement import Placement, shard
 
 from .elementwise import dim_state
@@ -113,12 +112,4 @@ def own_heads(axis: TensorAxis, x: Tensor, heads: int, segments: int, unit: int)
     return x.index_select(-3, own // (heads // x.shape[-3]))
 
 
-def softmax(op: Operator) -> Iterator[OpSpec]:
-    """softmax, log_softmax: every dim but the normalised one."""
-    yield from op.along(dim_of(op.constant("dim"), len(op.output.shape)))
-
-
-RULES: dict[str, Rule] = by_operator({
-    attention: "scaled_dot_product_attention",
-    softmax: "softmax log_softmax _softmax _log_softmax _safe_softmax",
-})  # fmt: skip
+RULES: dict[str, Rule] = {"scaled_dot_product_attention": attention}

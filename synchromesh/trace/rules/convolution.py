@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator
 
-from .operator import Operator, OpSpec, P, group_states, spread
+from synchromesh.trace.nodes import by_operator
 
-SPATIAL = {
-    "conv1d": 1, "conv2d": 2, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2,
-    "conv_transpose3d": 3,
-}  # fmt: skip
+from .operator import Operator, OpSpec, P, Rule, group_states, spread
+
+
+def first_spatial(op: Operator) -> int:
+    """The first of the spatial dims, of which there are as many as the name says: max_pool2d."""
+    return len(op.output.shape) - int(next(filter(str.isdigit, op.name)))
 
 
 def convolution(op: Operator) -> Iterator[OpSpec]:
     """Output channels, input channels (partial), or groups of them."""
     out, w = op.output, op.tensor("weight")
-    if len(out.shape) != SPATIAL[op.name] + 2:
+    if first_spatial(op) != 2:
         return  # without a batch dimension
     if op.constant("groups") > 1:
         yield from _by_groups(op, op.constant("groups"))
@@ -40,38 +42,29 @@ def _by_groups(op: Operator, groups: int) -> Iterator[OpSpec]:
             yield op.spec(states, made, replace=op.with_local("groups", groups, s))
 
 
-POOLS = {
-    **{f"{kind}_pool{n}d": n for kind in ("avg", "max", "adaptive_avg", "adaptive_max",
-    "lp") for n in (1, 2, 3)},
-    **{f"max_pool{n}d_with_indices": n for n in (1, 2, 3)},
-    **{f"_adaptive_avg_pool{n}d": n for n in (2, 3)},
-    "upsample_nearest1d": 1, "upsample_nearest2d": 2, "upsample_nearest3d": 3,
-    "upsample_linear1d": 1,
-    "upsample_bilinear2d": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3,
-    "_upsample_nearest_exact2d": 2,
-}  # fmt: skip
-
-
 def pooling(op: Operator) -> Iterator[OpSpec]:
     """Every dim in front of the spatial ones; averages and interpolation are linear."""
-    x = op.inputs[0]
-    front = len(x.shape) - POOLS[op.name]
-    yield from op.on_entries(op.along(*range(front, len(x.shape))))
-    if "max" not in op.name and "lp" not in op.name:
+    yield from op.on_entries(op.along(*range(first_spatial(op), len(op.output.shape))))
+    if "max" not in op.name:
         yield op.spec({0: P}, P, share=1.0)
-
-
-UNPOOLS = {"max_unpool2d": 2, "max_unpool3d": 3}
 
 
 def unpooling(op: Operator) -> Iterator[OpSpec]:
     """Values and their places in the plane (or space) alike, by the dims in front of it."""
-    front = len(op.inputs[0].shape) - UNPOOLS[op.name]
-    states = {s for x in (*op.inputs, op.output) for s in x.states if s.dim < front}
+    tensors, spatial = (*op.inputs, op.output), first_spatial(op)
+    states = {s for x in tensors for s in x.states if s.dim < spatial}
     yield from op.on_entries(op.spec({0: s, 1: s}, s) for s in sorted(states))
 
 
-RULES = {
-    **dict.fromkeys(SPATIAL, convolution), **dict.fromkeys(POOLS, pooling),
-    **dict.fromkeys(UNPOOLS, unpooling),
-}  # fmt: skip
+RULES: dict[str, Rule] = by_operator({
+    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    pooling: (
+        "avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d "
+        "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+        "adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
+        "max_pool3d_with_indices _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest1d "
+        "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact2d"
+    ),
+    unpooling: "max_unpool2d max_unpool3d",
+})  # fmt: skip

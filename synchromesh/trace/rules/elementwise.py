@@ -11,9 +11,8 @@ NAMES = {
     "where", "hardswish", "prelu", "log_sigmoid", "divide", "multiply", "__and__", "__or__",
     "__xor__", "clone", "contiguous", "alias", "to", "_to_copy", "detach", "zeros_like",
     "ones_like", "full_like", "logical_not", "dropout", "alias_copy", "lift_fresh_copy",
-    "positive", "empty_like", "true_divide", "subtract", "negative", "square", "swish", "glu_jvp",
-    "float", "lift", "type", "real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg",
-    "complex", "polar",
+    "positive", "empty_like", "true_divide", "subtract", "negative", "square", "glu_jvp", "lift",
+    "real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg", "complex", "polar",
 }  # fmt: skip
 # f(x + y) = f(x) + f(y): partial values stay partial
 LINEAR = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from synchromesh.trace.nodes import by_operator, dim_of
 from synchromesh.values.component import ITEM_BYTES
 from synchromesh.values.placement import shard
-from synchromesh.values.traffic import Collective
 
-from .operator import ROWS, Emit, Operator, OpSpec, P, R, Rule, TensorAxis
+from .operator import Emit, Operator, OpSpec, P, R, Rule, TensorAxis, all_reduces
 
 
 def embedding(op: Operator) -> Iterator[OpSpec]:
@@ -71,21 +70,6 @@ class Bags:
     include_last_offset: bool = False
     padding_idx: int | None = None
 
-    @property
-    def count(self) -> int:
-        return len(self.offsets) - bool(self.include_last_offset)
-
-    def of_indices(self) -> Tensor:
-        offsets = self.offsets
-        places = torch.arange(len(self.indices), dtype=offsets.dtype, device=offsets.device)
-        return torch.searchsorted(self.offsets, places, right=True).to(torch.int64) - 1
-
-    def counted(self) -> Tensor:
-        """Whether each index is one of an entry, and no padding."""
-        if self.padding_idx is not None and self.padding_idx >= 0:
-            return self.indices != self.padding_idx
-        return torch.ones_like(self.indices, dtype=torch.bool)
-
 
 def embedding_bag(op: Operator) -> Iterator[OpSpec]:
     """weight [vocabulary, hidden]: by hidden, by vocabulary (partial); the indices are replicated.
@@ -105,20 +89,9 @@ def embedding_bag(op: Operator) -> Iterator[OpSpec]:
         sums = to.call(embedding_bag_of_part, to.axis, given["weight"], w.shape[0], **bags)
         return to.call(first_of, sums, len(op.outputs))
 
-    yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=_maxima(op))
-
-
-def _maxima(op: Operator) -> tuple[Collective, ...]:
-    """For the largest entries: a maximum of these and one of their places, for every column."""
-    if op.constant("mode") != BagMode.MAX:
-        return ()
-    out = op.output
-    count = prod(out.shape)
-    per_row, fixed = (count // ROWS, 0) if out.rows_dim is not None else (0, count)
-    return tuple(
-        Collective("all_reduce", "forward", op.m, item * per_row, item * fixed)
-        for item in (out.item, ITEM_BYTES["int64"])
-    )
+    # a maximum of the entries, and one of their places, for every column
+    sent = all_reduces(op.m, out, (out.item, ITEM_BYTES["int64"])) if largest else ()
+    yield op.spec({"weight": shard(0)}, (P, *rest), replace=emit, collectives=sent)
 
 
 def first_of(x: Tensor, count: int) -> tuple[Tensor | None, ...]:
@@ -131,20 +104,26 @@ def embedding_bag_of_part(axis: TensorAxis, weight: Tensor, words: int, **given:
     A largest entry is contributed by the rank that has it, of equal ones by that of the first in
     the bag, whose gradient it gets."""
     bags = Bags(**given)
+    indices, offsets = bags.indices, bags.offsets
     start, stop = shard(0).share(words, axis.size, axis.index)
-    counted, bag = bags.counted(), bags.of_indices()
-    mine = counted & (bags.indices >= start) & (bags.indices < stop)
-    local = (bags.indices - start).masked_fill(~mine, 0)
+    counted = torch.ones_like(indices, dtype=torch.bool)  # of an entry, and no padding
+    if bags.padding_idx is not None and bags.padding_idx >= 0:
+        counted = indices != bags.padding_idx
+    places = torch.arange(len(indices), dtype=offsets.dtype, device=offsets.device)
+    bag = torch.searchsorted(offsets, places, right=True).to(torch.int64) - 1  # of each index
+    count = len(offsets) - bool(bags.include_last_offset)
+    mine = counted & (indices >= start) & (indices < stop)
+    local = (indices - start).masked_fill(~mine, 0)
     if bags.mode == BagMode.MAX:
-        return _largest_of_part(axis, F.embedding(local, weight), mine, bag, bags.count)
+        return _largest_of_part(axis, F.embedding(local, weight), mine, bag, count)
     share = mine.to(weight.dtype)
     if bags.mode == BagMode.MEAN:
-        entries = share.new_zeros(bags.count).index_add(0, bag, counted.to(share.dtype))
+        entries = share.new_zeros(count).index_add(0, bag, counted.to(share.dtype))
         share = share / entries.clamp(min=1)[bag]
     if bags.per_sample_weights is not None:
         share = share * bags.per_sample_weights
     sums: Tensor = F.embedding_bag(
-        local, weight, bags.offsets, mode="sum", per_sample_weights=share,
+        local, weight, offsets, mode="sum", per_sample_weights=share,
         include_last_offset=bags.include_last_offset,
     )  # fmt: skip
     return sums

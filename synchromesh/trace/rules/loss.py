@@ -1,7 +1,6 @@
 """Rules for losses: cross-entropy on sharded classes, and those elementwise before a sum."""
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import torch
@@ -9,9 +8,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from synchromesh.values.placement import REPLICATED, shard
-from synchromesh.values.traffic import Collective
 
-from .operator import ROWS, Emit, Operator, OpSpec, P, TensorAxis
+from .operator import Emit, Operator, OpSpec, P, TensorAxis, all_reduces
 from .reduce import mean_of_part
 
 
@@ -47,20 +45,10 @@ def _by_classes(op: Operator) -> Iterator[OpSpec]:
             given.get("label_smoothing", 0.0), logits.shape[dim],
         )  # fmt: skip
 
-    sent = _collectives(op, bool(op.constant("label_smoothing")))
+    # a maximum and one sum of two (smoothing: three) numbers for every target
+    entries = logits.item, logits.item * (3 if op.constant("label_smoothing") else 2)
+    sent = all_reduces(op.m, op.tensor("target"), entries)
     yield op.spec({"self": shard(dim)}, REPLICATED, replace=emit, collectives=sent)
-
-
-def _collectives(op: Operator, smooth: bool) -> tuple[Collective, ...]:
-    """A maximum and one sum of two (smoothing: three) numbers for every target; forward only."""
-    target, logits = op.tensor("target"), op.tensor("self")
-    count = prod(target.shape)
-    per_row, fixed = (count // ROWS, 0) if logits.rows_dim is not None else (0, count)
-    item = logits.item
-    return tuple(
-        Collective("all_reduce", "forward", op.m, n * item * per_row, n * item * fixed)
-        for n in (1, 3 if smooth else 2)
-    )
 
 
 def cross_entropy_of_part(

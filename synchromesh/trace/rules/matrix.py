@@ -75,26 +75,19 @@ def baddbmm(op: Operator) -> Iterator[OpSpec]:
 
 
 def einsum(op: Operator) -> Iterator[OpSpec]:
-    """Any letter: inputs that have it are sharded there; partial when it is summed over."""
-    terms, made = _einsum_terms(op)
+    """Any letter: inputs that have it are sharded there; partial when it is summed over. No
+    equations with an ellipsis, an implicit output or a diagonal."""
+    inputs, arrow, made = op.constant("equation").replace(" ", "").partition("->")
+    given, slots = inputs.split(","), op.given_slots("tensors")
+    diagonal = any(len(set(term)) < len(term) for term in (*given, made))
+    if "." in inputs + made or not arrow or len(slots) != len(given) or diagonal:
+        return
+    terms = dict(zip(slots, given, strict=True))
     for letter in sorted(set().union(*terms.values())):
         dims = {slot: term.index(letter) for slot, term in terms.items() if letter in term}
         for s in sorted(set().union(*(op.inputs[slot].cuts(d) for slot, d in dims.items()))):
             output = s.at(made.index(letter)) if letter in made else P
             yield op.spec({slot: s.at(d) for slot, d in dims.items()}, output)
-
-
-def _einsum_terms(op: Operator) -> tuple[dict[int, str], str]:
-    """The letters of each input's dims, by its slot, and of the output's; no inputs for equations
-    with an ellipsis, an implicit output or a diagonal."""
-    inputs, arrow, made = op.constant("equation").replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    slots = op.given_slots("tensors")
-    if "." in inputs + made or not arrow or len(slots) != len(terms):
-        return {}, made
-    if any(len(set(term)) < len(term) for term in (*terms, made)):
-        return {}, made
-    return dict(zip(slots, terms, strict=True)), made
 
 
 RULES: dict[str, Rule] = by_operator({

@@ -90,18 +90,13 @@ def inside_rows(state: Placement) -> bool:
     return state.sharded and state.segments % ROWS == 0
 
 
-def concrete(value: Value) -> tuple[int, ...]:
-    """The value's shape for a batch of `ROWS` rows."""
-    if value.rows is None:
-        return value.shape
-    d = value.rows.dim
-    return (*value.shape[:d], value.shape[d] * ROWS, *value.shape[d + 1 :])
-
-
 def operand(value: Value, states: tuple[Placement, ...] = ()) -> Operand:
-    rows_dim = None if value.rows is None else value.rows.dim
+    shape, rows_dim = value.shape, None
+    if value.rows is not None:
+        rows_dim = d = value.rows.dim
+        shape = (*shape[:d], shape[d] * ROWS, *shape[d + 1 :])
     floating, item = value.dtype in SUMMABLE, ITEM_BYTES[value.dtype]
-    return Operand(concrete(value), rows_dim, value.differentiable, floating, item, states)
+    return Operand(shape, rows_dim, value.differentiable, floating, item, states)
 
 
 # -- groups ------------------------------------------------------------------------------
@@ -158,6 +153,14 @@ class TensorAxis(Protocol):
         running_var: Tensor | None, training: bool, momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
         """In training mode the engine decides over which rows its statistics are taken."""
+
+
+def all_reduces(m: int, like: Operand, entries: Iterable[int]) -> tuple[Collective, ...]:
+    """Forward only; entries: the bytes that each of them has for an entry of `like`."""
+    count = prod(like.shape)
+    per_row, fixed = (0, count) if like.rows_dim is None else (count // ROWS, 0)
+    sums = ((n * per_row, n * fixed) for n in entries)
+    return tuple(Collective("all_reduce", "forward", m, *payload) for payload in sums)
 
 
 def local_entries(axis: TensorAxis, entries: int, segment: int, unit: int) -> int:

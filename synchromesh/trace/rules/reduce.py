@@ -58,7 +58,7 @@ def _weigh(x: Any, axis: TensorAxis, segment: int, unit: int) -> Any:
 
 
 def along(op: Operator) -> Iterator[OpSpec]:
-    """cumsum, sort, topk...: every dim but the one that is worked along."""
+    """cumsum, sort, softmax ...: every dim but the one that is worked along."""
     yield from op.along(dim_of(op.constant("dim", -1), len(op.inputs[0].shape)))
 
 
@@ -82,7 +82,10 @@ FOURIER = [
 ]
 RULES: dict[str, Rule] = {
     **by_operator({
-        along: "cumsum cumprod sort argsort topk",
+        along: (
+            "cumsum cumprod sort argsort topk softmax log_softmax _softmax _log_softmax "
+            "_safe_softmax"
+        ),
         transform: "fft_fftshift fft_ifftshift",
     }),
     **dict.fromkeys(REDUCTIONS, reduction),

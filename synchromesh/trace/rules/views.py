@@ -59,6 +59,7 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
     source, target, m = op.inputs[0].shape, op.output.shape, op.m
     if prod(source) == 0:
         return
+    sizes = () if op.name == "flatten" else op.constant(next(filter(op.takes, SIZES)))
     states = set(op.inputs[0].states)
     states |= {b for s in op.output.states if (b := through(target, source, s, m)) is not None}
     for before in sorted(states):
@@ -66,15 +67,9 @@ def reshape(op: Operator) -> Iterator[OpSpec]:
         if after is None:
             continue
         # a size that is left to be found cannot be found of nothing
-        if op.output.populated(after, m) or -1 not in _sizes_of(op):
+        if op.output.populated(after, m) or -1 not in sizes:
             yield op.spec({0: before}, after, replace=_reshape(op, after))
     yield op.spec({0: P}, P, share=1.0)
-
-
-def _sizes_of(op: Operator) -> list[Any]:
-    if op.name == "flatten":
-        return []
-    return list(op.constant(next(n for n in SIZES if n in op.arguments)))
 
 
 def _reshape(op: Operator, state: Placement) -> Replace:
@@ -189,18 +184,14 @@ def sliced(op: Operator) -> Iterator[OpSpec]:
     x = op.inputs[0]
     dim = dim_of(op.constant("dim", 0), len(x.shape))
     removed = op.name in ("select", "unbind")
-    everything = not removed and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
+    is_open = op.constant("start") in (None, 0) and op.constant("end") in (None, 2**63 - 1)
+    # with such ends a slice means everything, whatever the size of its dimension
+    everything = op.name == "slice" and all(o.shape[dim] == x.shape[dim] for o in op.outputs)
     dims: list[int | None] = [d - (removed and d > dim) for d in range(len(x.shape))]
     for spec in op.mapped(dims):
         state = spec.inputs[0]
-        if not (state.sharded and state.dim == dim) or (everything and _open(op)):
+        if not (state.sharded and state.dim == dim) or (everything and is_open):
             yield spec
-
-
-def _open(op: Operator) -> bool:
-    """Whether a slice means everything, whatever the size of its dimension."""
-    end, start = op.constant("end"), op.constant("start")
-    return op.name == "slice" and (start in (None, 0)) and (end is None or end == 2**63 - 1)
 
 
 def split(op: Operator) -> Iterator[OpSpec]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.partition import partition
 from synchromesh.values.layout import Layout
 from tests.local_run import assembled, placements, run
+from tests.random_placements import random_partition
 
 ROWS, WIDTH, STEPS, CHAINS = 3, 8, 5, 12
 
@@ -129,7 +129,7 @@ def test_random_chains_row_by_row(seed: int) -> None:
     m = 2 + seed % 3
     layouts = [Layout(1, m)] * len(traced.chain.components)
     for chance in (None, random.Random(seed)):
-        found = partition(traced, layouts, rows=1, sample=chance)
+        found = random_partition(traced, layouts, 1, chance)
         value, sums = 0.0, {n: torch.zeros_like(g) for n, g in wanted.items()}
         for row in batch.split(1):
             ranks, _ = run(traced, found, model, row)

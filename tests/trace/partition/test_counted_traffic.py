@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.partition import partition
 from synchromesh.values.layout import Layout
 from synchromesh.values.traffic import sent_bytes
 from tests.local_run import assembled, placements, run
+from tests.random_placements import random_partition
 
 D, ROWS, SAMPLES = torch.float64, 5, 6
 
@@ -60,7 +60,7 @@ def test_ranks_send_what_is_said(name: str) -> None:
     for seed in range(SAMPLES):
         layout = Layout(1, 2 + seed % 3)
         chance = random.Random(seed) if seed else None
-        found = partition(step, [layout] * len(step.chain.components), rows=ROWS, sample=chance)
+        found = random_partition(step, [layout] * len(step.chain.components), ROWS, chance)
         ranks, groups = run(step, found, model, batch)
         for outputs, _, _ in ranks:
             torch.testing.assert_close(outputs[0], expected.detach(), rtol=1e-11, atol=1e-11)

@@ -12,9 +12,9 @@ from synchromesh.trace.partition.placement_problem import (
     UnitOption,
     ValueFlow,
     choose,
-    sample,
 )
 from synchromesh.values.placement import PARTIAL, REPLICATED, Placement, shard
+from tests.random_placements import sample
 
 STATES = (REPLICATED, PARTIAL, shard(0), shard(1))
 

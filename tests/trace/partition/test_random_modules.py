@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.partition.partition import partition
 from synchromesh.values.layout import Layout
 from synchromesh.values.traffic import sent_bytes
 from tests.local_run import assembled, placements, run
+from tests.random_placements import random_partition
 
 D, ROWS, LENGTH, LAYERS = torch.float64, 5, 4, 5
 
@@ -128,8 +128,8 @@ def test_random_modules(seed: int) -> None:
     wanted = torch.autograd.grad(expected, list(model.parameters()), materialize_grads=True)
     step = trace(model, loss, batch, training=True)
     assert not step.opaque, step.reason
-    for layout, sample in ((Layout(1, 2), chance), (Layout(1, 3), chance if seed % 2 else None)):
-        found = partition(step, [layout] * len(step.chain.components), rows=ROWS, sample=sample)
+    for layout, drawn in ((Layout(1, 2), chance), (Layout(1, 3), chance if seed % 2 else None)):
+        found = random_partition(step, [layout] * len(step.chain.components), ROWS, drawn)
         ranks, groups = run(step, found, model, batch)
         states = placements(found)
         for outputs, _, _ in ranks:

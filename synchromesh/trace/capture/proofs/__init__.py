@@ -44,12 +44,9 @@ def proof_of(case: Case) -> Proof:
     if case.name == "arange" or (not case.with_rows and case.name not in elementwise.MADE):
         raise case.positional()
     if set(case.numbers) - {"size"}:
-        raise case.counted()
-    return PROOFS.get(case.name) or proof_by_kind(case)
-
-
-def proof_by_kind(case: Case) -> Proof:
-    """The proof for an operator whose name has none: by torch's tag, or by its arguments."""
+        raise IrregularRows(f"depends on the number of rows ({case.where})")
+    if case.name in PROOFS:
+        return PROOFS[case.name]
     if elementwise.is_elementwise(case):
         return elementwise.elementwise
     if elementwise.last_dims(case) is not None:

@@ -15,9 +15,9 @@ from ..row_layout import Case, RowLayout, RowOperand
 
 LIKE_FIRST = {"type_as", "copy", "expand_as"}  # of whose second tensor only type or shape matter
 ELEMENTWISE = NAMES | {
-    "rsub", "polar", "complex", "isin", "bernoulli", "normal_functional", "native_dropout",
-    "feature_alpha_dropout", "alpha_dropout", "copy", "exponential", "uniform", "cauchy",
-    "log_normal", "geometric", "log_softplus", "fill", "rrelu_with_noise_functional",
+    "rsub", "isin", "bernoulli", "normal_functional", "native_dropout", "feature_alpha_dropout",
+    "alpha_dropout", "copy", "exponential", "uniform", "cauchy", "log_normal", "geometric", "fill",
+    "rrelu_with_noise_functional",
     # losses without a reduction; with one they have no rows
     *DISTANCES, "kl_div", "soft_margin_loss", "poisson_nll_loss", "margin_ranking_loss",
     "hinge_embedding_loss",
@@ -30,8 +30,9 @@ def is_elementwise(case: Case) -> bool:
 
 
 def elementwise(case: Case) -> RowLayout:
-    """Broadcast from the right; entries filled in are the same for all rows."""
-    if case.name in FILLING | RANDOM_LIKE:
+    """Broadcast from the right; entries filled in are the same, or drawn from the same
+    distribution, for all rows."""
+    if case.name in FILLING | RANDOM_LIKE | MADE:
         return case.result.in_any_order
     return right_aligned(case, case.operands[:1] if case.name in LIKE_FIRST else case.with_rows)
 
@@ -56,24 +57,23 @@ def last_dims(case: Case) -> int | None:
         return len(case.constant("normalized_shape"))
     if name in ("pad", "constant_pad_nd"):
         return max((i // 2 + 1 for i, p in enumerate(case.constant("pad")) if p), default=0)
-    for known, count in LAST.items():
-        if name.startswith(known):
-            return count or next((int(c) for c in name if c.isdigit()), 0)
+    if name.startswith(SPATIAL):
+        return next((int(c) for c in name if c.isdigit()), 0)
     return EXACTLY.get(name)
 
 
-# by the beginning of the name; 0 stands for the number in it, as in max_pool2d
-LAST = {
-    "max_pool": 0, "avg_pool": 0, "adaptive_avg_pool": 0, "adaptive_max_pool": 0, "upsample_": 0,
-    "_upsample_": 0, "mkldnn_max_pool": 0, "reflection_pad": 0, "replication_pad": 0,
-    "fractional_max_pool": 0, "pixel_": 3,
-}  # fmt: skip
+# by the beginning of the name, which says of how many dimensions: max_pool2d
+SPATIAL = (
+    "max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_", "_upsample_",
+    "mkldnn_max_pool", "reflection_pad", "replication_pad", "fractional_max_pool",
+)  # fmt: skip
 EXACTLY = {
     "tril": 2, "triu": 2, "linalg_inv": 2, "linalg_inv_ex": 2, "inverse": 2, "linalg_det": 2,
     "linalg_slogdet": 2, "linalg_cholesky": 2, "linalg_cholesky_ex": 2, "cholesky": 2,
     "linalg_qr": 2, "linalg_svd": 2, "linalg_svdvals": 2, "linalg_eigh": 2, "linalg_eigvalsh": 2,
     "matrix_exp": 2, "linalg_matrix_exp": 2, "linalg_matrix_power": 2, "linalg_pinv": 2,
-    "one_hot": 0, "view_as_real": 0, "view_as_complex": 1, "multinomial": 1,
+    "one_hot": 0, "view_as_real": 0, "view_as_complex": 1, "multinomial": 1, "pixel_shuffle": 3,
+    "pixel_unshuffle": 3,
 }  # fmt: skip
 
 
@@ -187,11 +187,6 @@ def along_dims(case: Case) -> RowLayout:
     return case.shared_layout()
 
 
-def filled(case: Case) -> RowLayout:
-    """full, zeros, randn ...: the same, or drawn from the same distribution, for all rows."""
-    return case.result.in_any_order
-
-
 PRODUCTS = {
     "linear", "matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "addbmm", "outer",
     "einsum", "tensordot", "inner", "chain_matmul", "linalg_multi_dot", "linalg_matmul",
@@ -211,7 +206,7 @@ PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({
     normalised: "batch_norm",
     attended: "scaled_dot_product_attention",
     of_pairs: "bilinear pairwise_distance",
-    filled: " ".join(MADE),
+    elementwise: " ".join(MADE),
     contracted: " ".join(PRODUCTS),
     recurrent: " ".join(RECURRENT),
 })  # fmt: skip

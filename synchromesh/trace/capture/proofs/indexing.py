@@ -4,6 +4,8 @@ Which rows an index picks is known where it is computed from the number of rows 
 `h[arange(rows), last]`; the identities of rows that it picks then show how they lie."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,15 +57,12 @@ class Index:
             return ids_taken
         shape = torch.broadcast_shapes(*(i.shape for i in indices if i is not None))
         (line,) = ids.values()
-        return self.placed(line.expand(shape))
-
-    def placed(self, line: Tensor) -> Tensor:
-        """An index's entries where the result has them: the other dimensions have size 1."""
+        # an index's entries where the result has them: the other dimensions have size 1
         at = [d for d, e in enumerate(self.given) if e is not None]
         adjacent = at == list(range(at[0], at[-1] + 1))
         before = at[0] if adjacent else 0
         after = self.source.rank - len(at) - before
-        return line.reshape(*(1,) * before, *line.shape, *(1,) * after)
+        return line.expand(shape).reshape(*(1,) * before, *shape, *(1,) * after)
 
 
 def indexed(case: Case) -> RowLayout:
@@ -75,10 +74,9 @@ def indexed(case: Case) -> RowLayout:
     segments = case.result.in_any_order.segments
     for operand in (source, *index.indices):
         if operand.rows is not None and operand is not chosen:
-            layout = evaluated(case, index.taken, [operand])
-            if layout is None:
-                raise case.coupled(index.row_dim) if operand is source else case.unproved()
-            segments &= layout.segments
+            coupled = partial(case.coupled, index.row_dim)
+            fault = coupled if operand is source else case.unproved
+            segments &= evaluated(case, index.taken, [operand], fault).segments
     if not segments or not case.with_rows:
         raise case.different_orders()
     if source.rows is None and not index.indices:
@@ -100,10 +98,7 @@ def chosen_rows(case: Case) -> RowLayout:
     def run(ids: dict[int, Tensor], rows: int) -> Tensor:
         return ids[id(source)].index_select(dim, content(case, order, rows))
 
-    layout = evaluated(case, run, [source])
-    if layout is None:
-        raise case.coupled(dim)
-    return layout
+    return evaluated(case, run, [source], partial(case.coupled, dim))
 
 
 def gathered(case: Case) -> RowLayout:
@@ -147,19 +142,13 @@ def bagged(case: Case) -> RowLayout:
         raise case.unproved()
 
     def run(ids: dict[int, Tensor], rows: int) -> Tensor:
-        starts = content(case, offsets, rows).tolist()
-        return torch.tensor(rows_of_bags(ids[id(indices)], starts))[:, None]
+        line, starts = ids[id(indices)], content(case, offsets, rows).tolist()
+        bags = [line[a:b] for a, b in pairwise([*starts, len(line)])]
+        # the row that all indices of a bag are of; -1 where they are of several or none
+        of = [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
+        return torch.tensor(of)[:, None]
 
-    layout = evaluated(case, run, [indices])
-    if layout is None:
-        raise case.unproved()
-    return layout
-
-
-def rows_of_bags(ids: Tensor, starts: list[int]) -> list[int]:
-    """The row that all indices of each bag are of; -1 where they are of several or none."""
-    bags = [ids[a:b] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
-    return [int(b[0]) if len(b) and bool((b == b[0]).all()) else -1 for b in bags]
+    return evaluated(case, run, [indices], case.unproved)
 
 
 PROOFS: dict[str, Callable[[Case], RowLayout]] = by_operator({

@@ -37,10 +37,6 @@ def concerns(case: Case) -> bool:
     return permutes or any(e.order for e in case.operands)
 
 
-def matters(case: Case) -> bool:
-    return case.name not in COUNTS and any(e.order for e in case.operands)
-
-
 def carried(case: Case, prove: Prove) -> RowLayout:
     """The layout of what is computed of values in another order; raises IrregularRows."""
     rule = RULES.get(case.name)

@@ -19,7 +19,7 @@ from torch.fx import Node
 from synchromesh.trace import meta
 
 from ..known_values import evaluate
-from ..row_layout import Case, RowLayout, RowOperand
+from ..row_layout import Case, IrregularRows, RowLayout, RowOperand
 
 Run = Callable[[dict[int, Tensor], int], Any]  # identities by operand, rows -> the result
 
@@ -67,13 +67,18 @@ def read(made: Tensor, layout: RowLayout, rows: int) -> int | None:
     return None
 
 
-def evaluated(case: Case, run: Run, operands: list[RowOperand]) -> RowLayout | None:
-    """The layout that `run` shows whatever the number of rows. operands: those with identities."""
+def evaluated(
+    case: Case, run: Run, operands: list[RowOperand], fault: Callable[[], IrregularRows]
+) -> RowLayout:
+    """The layout that `run` shows whatever the number of rows; else raises a `fault`. operands:
+    those with identities."""
     choices = [sorted(e.layout.segments) for e in operands]
     if prod(map(len, choices)) > SIZES.combinations:
         choices = [c[:1] for c in choices]
     shown = {n for each in product(*choices) if (n := segments_of(case, run, operands, each))}
-    return case.result.with_segments(shown) if shown else None
+    if not shown:
+        raise fault()
+    return case.result.with_segments(shown)
 
 
 def segments_of(
@@ -82,7 +87,9 @@ def segments_of(
     """In how many segments the rows of the result lie, where those of the operands lie in `given`
     segments; None where that depends on the number of rows, or they lie otherwise."""
     seen, pairs = set(), list(zip(operands, given, strict=True))
-    for rows in (*SIZES.rows, beyond(case)):
+    largest = max(map(abs, constants(case.arguments)), default=5)
+    beyond = min(SIZES.most_rows, 2 + largest)  # all constants, where that is possible
+    for rows in (*SIZES.rows, beyond):
         tensors = {id(e): identities(e.layout, s, e.rank, rows) for e, s in pairs}
         try:
             with torch.no_grad():
@@ -93,12 +100,6 @@ def segments_of(
             made = made[case.index]
         seen.add(read(made, case.result, rows) if made.dim() == case.rank else None)
     return seen.pop() if len(seen) == 1 else None
-
-
-def beyond(case: Case) -> int:
-    """A number of rows above all constants of the operator, where that is possible."""
-    largest = max((abs(c) for c in constants(case.arguments)), default=5)
-    return min(SIZES.most_rows, 2 + largest)
 
 
 def constants(given: Any) -> Iterator[int]:

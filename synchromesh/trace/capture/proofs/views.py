@@ -8,6 +8,7 @@ Operators along a dimension take entries apart, or put them together. Where that
 dimension of the rows they lie as before, else row identities show it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from .trial import evaluated
 
 def flat(case: Case) -> RowLayout:
     """view, reshape, flatten, unflatten, squeeze, unsqueeze."""
-    if case.overload == "dtype":
-        return retyped(case)
+    if case.overload == "dtype":  # another type changes the size of the last dimension
+        if case.first.layout.dim == case.first.rank - 1:
+            raise case.unproved()
+        return case.shared_layout()
     if case.first.rows is None:
         raise case.positional()
     source, result = case.first.layout, case.result
@@ -38,13 +41,6 @@ def flat(case: Case) -> RowLayout:
     if not proved:
         raise case.unproved()
     return result.with_segments(proved)
-
-
-def retyped(case: Case) -> RowLayout:
-    """A view as another type changes the size of the last dimension."""
-    if case.first.layout.dim == case.first.rank - 1:
-        raise case.unproved()
-    return case.shared_layout()
 
 
 def expanded(case: Case) -> RowLayout:
@@ -82,10 +78,7 @@ def joined(case: Case) -> RowLayout:
     operands = [e for e in case.operands if 0 not in e.sizes]
     if not operands or any(e.rows is None for e in operands):
         raise case.coupled(case.result.dim)
-    layout = evaluated(case, on_identities(case), operands)
-    if layout is None:
-        raise disorder(case)
-    return layout
+    return evaluated(case, on_identities(case), operands, partial(disorder, case))
 
 
 def disorder(case: Case) -> IrregularRows:
