@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
@@ -19,7 +20,8 @@ from synchromesh.checkpoint.export import save_safetensors
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import LoadingOptions
-from synchromesh.data.loader import Batching, Loader, Loaders
+from synchromesh.data.loader import Batching, Loader
+from synchromesh.data.loaders import Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
@@ -50,6 +52,8 @@ class Trainer:
     on_event        is called with each decision of the adapter, and again once its effect is known
     stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
                     ranks' (`Stop`)"""
+
+    LOOKED_AT: ClassVar = 256  # of so many updates one looks for equal rows of ranks; chosen
 
     def __init__(
         self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
@@ -139,6 +143,7 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
+        self._loaders.gave = True
         return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
@@ -184,8 +189,11 @@ class Trainer:
         agree = execution.active.agree
         numbers = self.stop_request, *self._adaptation.cost
         at_once = micro_batches == self.plan.micro_batches == 1
+        # batches of a plain DataLoader may be the same on all ranks
+        unknown = not self._loaders.gave and self.steps % self.LOOKED_AT == 0
+        self._loaders.gave = False
         try:
-            rows = agree(batch, marks, numbers, outdated, at_once=at_once)
+            rows = agree(batch, marks, numbers, outdated, at_once=at_once, unknown=unknown)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
             raise
@@ -255,19 +263,25 @@ class Trainer:
             return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
 
     def loader(
-        self, dataset: Any, batch_size: int, shuffle: bool = False, seed: int = 0,
+        self, dataset: Any, batch_size: int | None = None, shuffle: bool = False, seed: int = 0,
         drop_last: bool = False, collate: Collate | None = None, continuing: bool = False,
         **loading: Unpack[LoadingOptions],
     ) -> Loader:  # fmt: skip
         """Global batches of `batch_size` rows, of which each rank loads its own under any plan, on
-        its device. dataset: samples by index, or a stream (an iterable data set).
+        its device. dataset: samples by index, a stream (an iterable data set), or a torch
+        `DataLoader` of global batches, which says all else but `seed` and `continuing` itself.
 
         Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
         with the next epoch. A second call for the same data set and `shuffle` gives the same
         loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
-        alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
-        recurrent models want it. loading: as of `Loading` (data/fetch.py)."""
+        alone; a sampler's, and `DataLoader(generator=...)`, too. continuing: row i of a batch is
+        the sample behind row i of the batch before it, as recurrent models want it. loading: as of
+        `Loading` (data/fetch.py)."""
         batching = Batching(shuffle, drop_last, collate, continuing)
+        if isinstance(dataset, DataLoader):
+            return self._loaders.taken(dataset, batch_size, batching, seed, loading)
+        if batch_size is None:
+            raise ValueError("loader: give batch_size, the rows of a batch over all ranks")
         return self._loaders.one(dataset, batch_size, batching, seed, loading)
 
     # Plans and state

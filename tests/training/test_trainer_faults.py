@@ -266,7 +266,7 @@ def changed_by_hand() -> dict[str, str]:
                 module.head.weight = nn.Parameter(module.head.weight.detach().clone())
             case "added":
                 module.extra = nn.Linear(6, 3).double()
-        found[what] = fault(lambda t=trainer: t.step(batch(8)))  # type: ignore[misc]
+        found[what] = fault(lambda t=trainer: t.step(t.shard(batch(8))))  # type: ignore[misc]
         trainer.close()
     found["closed"] = fault(
         lambda: trainer.evaluate([batch(8)], lambda m, b: {"n": mean_loss(m, b)})
