@@ -85,7 +85,7 @@ def prepare(
         return trainer
     except BaseException:
         if wrapped is not None:
-            wrapped.unblock()
+            wrapped.release()
         world.close()
         raise
 

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -312,6 +313,22 @@ class Trainer:
         self._execution.settle()
         return self.state.state_dict()
 
+    @contextmanager
+    def whole(self, rank: int | None = None) -> Iterator[nn.Module | None]:
+        """Inside, the model as a plain module with entire tensors on this rank's device: to
+        generate, export, copy or evaluate by other code. All ranks enter alike; rank: the only one
+        that gets it (the others None). It is to be looked at: RuntimeError where a parameter was
+        changed inside; changes of buffers are dropped."""
+        if rank is not None and not 0 <= rank < self.world.size:
+            raise ValueError(f"whole: there are ranks 0 to {self.world.size - 1}, not {rank}")
+        self._check_method("whole")
+        self._execution.settle()
+        here = rank in (None, self.rank)
+        local = {n: self.model.local(n).detach() for n in self.model.described}
+        entire = {n: t for n, t in self.state.gathered(local, rank) if here}
+        with self.model.whole(entire) if here else nullcontext() as module:
+            yield module
+
     def parameters(self) -> dict[str, Tensor]:
         """This rank's shards of the parameters by name."""
         return {n: p.detach() for n, p in self.model.parameters.items()}
@@ -400,5 +417,5 @@ class Trainer:
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""
         self._execution.close()
-        self.model.unblock()
+        self.model.release()
         self.world.close()
