@@ -73,6 +73,22 @@ def at_start() -> dict[str, str]:
     }
 
 
+def misread(model: nn.Module, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def always_raises() -> str:
+    with pytest.raises(TypeError) as raised:
+        start(Net(), loss=misread)
+    return f"{raised.traceback[-1].name}: {raised.value}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_raises_of_the_example_is_told_as_it_is(ranks: int) -> None:
+    said = "misread: tuple indices must be integers or slices, not str"
+    assert run(ranks, always_raises) == [said] * ranks
+
+
 def test_ranks_that_disagree_at_the_start_are_told_so_on_all() -> None:
     first, second = run(2, at_start)
     assert first == second
