@@ -306,6 +306,15 @@ class Model:
             )
 
 
+def refuse_held(module: nn.Module, caller: str) -> None:
+    """ValueError where a trainer holds the module now."""
+    if any(held.module is module for held in Model.held):
+        raise ValueError(
+            f"{caller}: the model is held by a trainer, which may have cut it over devices: call "
+            "it before prepare, inside `with trainer.whole() as module`, or after trainer.close()"
+        )
+
+
 def _guard(model: Model) -> list[RemovableHandle]:
     """Lets state_dict and load_state_dict of the module and its parts ask first."""
     of, parts = ref(model), {id(part) for part in model.module.modules()}

@@ -289,7 +289,7 @@ class Trainer:
 
     def switch(self, plan: Plan | str) -> Moved:
         """Shifts to another plan between two steps; parameters, optimizer state and buffers move
-        over the network."""
+        over the network. One device stays as it is, with a notice, where the plan needs more."""
         began = time.perf_counter()
         self._check_method("switch")
         self._accumulation.require_none("switch")
@@ -299,6 +299,8 @@ class Trainer:
             self._execution.follow_changes()
         if plan.automatic:
             plan = self.planning.choose(self.traced)
+        elif self.world.size == 1 and self._execution.stays_alone(plan):
+            return Moved(time.perf_counter() - began, 0, 0)
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
