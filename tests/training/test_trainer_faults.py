@@ -124,6 +124,7 @@ def other_kinds() -> dict[str, str]:
         "inferred": fault(lambda: make(inferred, adamw(inferred), mean_loss, batch(8))),
         "closure": fault(lambda: start(Net(), optimizer=lambda m: Closed(m.parameters()))),
         "device": fault(lambda: start(Net(), device="cudda")),
+        "half": fault(lambda: start(Net(), autocast=torch.float16)),
     }
 
 
@@ -137,6 +138,7 @@ def test_arguments_of_another_kind() -> None:
         "inferred": "made under torch.inference_mode",
         "closure": "the optimizer Closed is stepped with closure, which",
         "device": "ValueError: 'cudda' names no device",
+        "half": r"autocast should be None or torch.bfloat16 \(float16.*, not torch.float16$",
     }
     (found,) = run(1, other_kinds)
     for key, pattern in expected.items():
