@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,11 +123,21 @@ class Asked:
         return self.plan.automatic or (args.plan is None and bool(self.before.get("adapt")))
 
 
-def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
+def _plan_before(args: argparse.Namespace, before: dict[str, Any]) -> str:
+    """The resumed run's plan on as many ranks, else `auto`, which is told where that differs."""
     if not before:
         return "auto"
     count = ranks.size() if ranks.inside() else options.processes(args.nproc)
-    return str(before["plan"]) if before["ranks"] == count else "auto"
+    plan = str(before["plan"])
+    if before["ranks"] == count or plan == "auto":
+        return plan
+    if _begins():
+        told = (
+            f"the plan {plan!r} was that of {before['ranks']} ranks: on {count} one is chosen "
+            "(auto); give --plan for another"
+        )
+        print(f"synchromesh: {told}", file=sys.stderr)
+    return "auto"
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
