@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -176,6 +177,17 @@ class ModelState:
             all_of_it = (full_box(shape),)
             want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))
             yield name, redistribute(shard, have, want, shape, self.world.everyone)
+
+    @contextmanager
+    def whole(self, rank: int | None) -> Iterator[nn.Module | None]:
+        """The module with entire tensors, on all ranks or on one alone."""
+        if rank is not None and not 0 <= rank < self.world.size:
+            raise ValueError(f"whole: there are ranks 0 to {self.world.size - 1}, not {rank}")
+        here = rank in (None, self.world.rank)
+        local = {n: self.model.local(n).detach() for n in self.model.described}
+        entire = {n: t for n, t in self.gathered(local, rank) if here}
+        with self.model.whole(entire) if here else nullcontext() as module:
+            yield module
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's names, aliases included, with complete tensors on the host."""

@@ -6,6 +6,7 @@ freed as soon as its new one is complete; shrinking tensors go first (the smalle
 growing ones last (the largest first), so that memory stays near that of the larger of the two
 layouts."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,14 @@ class Move:
 
 
 @dataclass(frozen=True)
+class TransferStats:
+    """Bytes that this rank sent and received in a switch."""
+
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True)
 class Moved:
     """What a switch took: seconds of pause, bytes that all ranks sent together, the most that one
     of them sent or received."""
@@ -55,13 +64,12 @@ class Moved:
     bytes: int
     most: int
 
-
-@dataclass(frozen=True)
-class TransferStats:
-    """Bytes that this rank sent and received in a switch."""
-
-    sent: int
-    received: int
+    @classmethod
+    def of_ranks(cls, here: TransferStats, everyone: Group, began: float) -> "Moved":
+        """Of what each rank has moved. began: as of `time.perf_counter`."""
+        pairs = everyone.all_gather_json([here.sent, here.received])
+        most = max(map(max, pairs))
+        return cls(time.perf_counter() - began, sum(sent for sent, _ in pairs), most)
 
 
 @dataclass

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from synchromesh.values.fault import printable
+from synchromesh.values.fault import near, printable
 
 Argument = Callable[[Any], object]  # adds itself to a parser, a group or the list of commands
 
@@ -59,6 +59,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{printable(f'{self.prog}: {message}')}; see {self.prog} --help\n")
+
+    def _check_value(self, action, value) -> None:  # type: ignore[no-untyped-def]
+        """As argparse's, but a word that is near a choice is answered with it."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += near(str(value), map(str, action.choices))
+            raise
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As argparse's, but a command refuses what it does not know itself, by its own name."""

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,27 @@ class Asked:
         )  # fmt: skip
 
 
-def _plan_before(args: argparse.Namespace, before: dict[str, object]) -> str:
+def _plan_before(args: argparse.Namespace, before: dict[str, Any]) -> str:
+    """The resumed run's plan on as many ranks, else `auto`, which is told where that differs."""
     if not before:
         return "auto"
     count = ranks.size() if ranks.inside() else options.processes(args.nproc)
-    return str(before["plan"]) if before["ranks"] == count else "auto"
+    plan = str(before["plan"])
+    if before["ranks"] == count or plan == "auto":
+        return plan
+    if _begins():
+        told = (
+            f"the plan {plan!r} was that of {before['ranks']} ranks: on {count} one is chosen "
+            "(auto); give --plan for another"
+        )
+        print(f"synchromesh: {told}", file=sys.stderr)
+    return "auto"
+
+
+def _begins() -> bool:
+    """Whether nobody has begun this run: no launcher of ours, no other rank, no torchrun."""
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return not launched() and ranks.first() and not again
 
 
 def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
@@ -144,10 +161,7 @@ def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | N
     if args.output:
         folder = RunFolder(Path(os.path.abspath(args.output)))
         own = resumed and resumed.folder and resumed.folder.path.resolve() == folder.path.resolve()
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        # nobody has begun this run: no launcher of ours, no other rank, no torchrun
-        begins = not launched() and ranks.first() and not again
-        if folder.holds_run() and not own and begins:
+        if folder.holds_run() and not own and _begins():
             raise ValueError(
                 f"--output {args.output} holds a run already: --resume {args.output} goes on with "
                 "it, another --output begins a new one"

@@ -8,6 +8,8 @@
 Samples are read by processes, not threads: the user's code would take the interpreter's lock from
 the step, and draw from the random numbers that the step has seeded."""
 
+import atexit
+import multiprocessing.util  # noqa: F401 (its exit function is registered before `_end_workers`)
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -116,6 +119,7 @@ class Fetch:
             workers_read = iter(loader)
         for process in workers_read._workers:  # type: ignore[attr-defined]
             process.terminate = process.kill  # as SIGTERM is for the run (`_Begin`)
+        _READING.add(workers_read)
         read = ((upcoming.asked.popleft(), reading) for reading in workers_read)
         if self._cuda:
             yield from _arriving(read, self.device)
@@ -181,6 +185,18 @@ class _Begin:
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if self.call is not None:
             self.call(worker)
+
+
+_READING: WeakSet[Any] = WeakSet()  # iterators of torch whose workers have begun
+
+
+def _end_workers() -> None:
+    for workers_read in _READING:
+        workers_read._shutdown_workers()
+
+
+# the last one registered runs first: multiprocessing's sends SIGTERM to workers, and waits
+atexit.register(_end_workers)
 
 
 @contextmanager

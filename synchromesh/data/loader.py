@@ -1,21 +1,21 @@
-"""A loader: this rank's rows of each global batch, from a cursor on; and all of a trainer."""
+"""A loader: this rank's rows of each global batch, from a cursor on."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from synchromesh.data.cursor import Cursor, StreamPlace
-from synchromesh.data.fetch import CPU, Fetch, Loading, LoadingOptions
+from synchromesh.data.fetch import CPU, Fetch, Loading
 from synchromesh.data.reading import Collate, OwnRows, Ranges
 from synchromesh.data.samples import SampleReader, SampleSource, sample_count
 from synchromesh.data.stream import Agree, StreamReader, StreamSource, division
-from synchromesh.engine.groups import World
+from synchromesh.data.torch_loader import drawn
+from synchromesh.engine.batches import fingerprint
 from synchromesh.workloads.workload import is_stream, read_once
 
 
@@ -30,10 +30,14 @@ class Batching:
     collate: Collate | None = None  # (list of samples) -> batch; None: torch's default
     continuing: bool = False  # row i of a batch is the sample behind row i of the one before it,
     # as the parts of a text: as many streams are read as a batch has rows
+    sampler: Any = None  # an epoch's indices, where that is neither all in order nor a permutation
 
     @property
     def whole(self) -> bool:
         return self.drop_last or self.continuing
+
+    def ordered_as(self, other: "Batching") -> bool:
+        return self.shuffle == other.shuffle and self.sampler is other.sampler
 
 
 class Loader:
@@ -61,6 +65,8 @@ class Loader:
         self.stream = is_stream(dataset)
         shuffle = self.batching.shuffle
         self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
+        if self.batching.sampler is not None:
+            self.samples = len(self.batching.sampler)
         self._check()
         self.collate = self.batching.collate or default_collate
         reader = (StreamReader if self.stream else SampleReader)(dataset, self.collate)
@@ -114,6 +120,8 @@ class Loader:
         data = "a stream" if self.stream else f"{self.samples} samples"
         order = f"shuffled by seed {c.seed}" if self.batching.shuffle else "in their order"
         order = "each row a stream" if self.batching.continuing else order
+        if self.batching.sampler is not None:
+            order = f"as a {type(self.batching.sampler).__name__} draws them by seed {c.seed}"
         return (
             f"{data}, {order}, in batches of {self.batch_size}, at row {c.position} of epoch "
             f"{c.epoch + 1}"
@@ -157,6 +165,8 @@ class Loader:
         if self.batching.continuing:
             steps = self.samples // self.batch_size
             order = torch.arange(steps * self.batch_size).view(-1, steps).t().flatten()
+        elif self.batching.sampler is not None:
+            order = self._sampled()
         else:
             order = self.cursor.order(self.samples, self.batching.shuffle)
         batches = [
@@ -164,6 +174,19 @@ class Loader:
             for start in range(self.cursor.position, self.samples, self.batch_size)
         ]
         return SampleSource(batches[: len(self)], self.cursor, self._own_rows)
+
+    def _sampled(self) -> Tensor:
+        """The order of the sampler. ValueError where ranks have different ones."""
+        order = drawn(self.batching.sampler, self.cursor)
+        kind = type(self.batching.sampler).__name__
+        if len({*self.agree(fingerprint(tuple(order)))}) > 1:
+            raise ValueError(
+                f"the sampler ({kind}) gives ranks different orders: draw from its own generator, "
+                "or from torch's, numpy's or Python's, which are seeded alike for each epoch"
+            )
+        if len(order) != self.samples:
+            raise ValueError(f"the sampler ({kind}) has len {self.samples}, and gave {len(order)}")
+        return torch.tensor(order)
 
     def _stream_source(self) -> StreamSource:
         wanted = max(1, self.loading.num_workers)
@@ -224,122 +247,3 @@ def _stream_length(dataset: Any, shuffle: bool) -> int | None:
         return len(dataset)
     except TypeError:
         return None
-
-
-class Loaders:
-    """One for each data set and order of rows, as they were asked for. own_rows(rows): of a global
-    batch, this rank's. carries: whether a row goes on in the same row of the next batch."""
-
-    def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
-        self._own_rows, self._world, self._carries = own_rows, world, carries
-        self.place = ""  # of the batch that was handed out last
-        self.begins = False  # whether that was the first one of an epoch, until it is trained on
-        self._made: dict[Loader, int] = {}  # with the seeds that were asked for
-        self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
-
-    def one(
-        self, dataset: Any, batch_size: int, batching: Batching, seed: int, options: LoadingOptions
-    ) -> Loader:
-        """The loader that was made before, else a new one. All ranks call alike. ValueError
-        where settings or ranks differ, TypeError for an option that there is not."""
-        if self._carries and batching.shuffle:
-            raise ValueError(
-                "a carry goes from row i of a batch to row i of the next, and shuffled samples do "
-                "not follow each other: give continuing=True in place of shuffle=True"
-            )
-        batching, loading = _loading_of(batching, options)
-        asked = _settings(batch_size, batching, seed, loading)
-        for loader, its_seed in self._made.items():
-            if loader.dataset is dataset and loader.batching.shuffle == batching.shuffle:
-                _refuse_other(loader, its_seed, asked)
-                return loader
-        loader = Loader(
-            dataset, batch_size, self._own_rows, Cursor(seed), batching, loading,
-            self._world.everyone.all_gather_json, self._world.device,
-        )  # fmt: skip
-        if self._resumed:
-            self._go_on(loader, self._resumed.pop(0))
-        loader.handed_out = self._note
-        self._made[loader] = seed
-        return loader
-
-    def _note(self, loader: Loader) -> None:
-        self.place, self.begins = loader.place, loader.cursor.position == loader.rows
-
-    @contextmanager
-    def evaluating(self, loader: Any) -> Iterator[None]:
-        """Inside, one of these loaders begins its epoch anew; then it goes on where it was."""
-        begins, own = self.begins, isinstance(loader, Loader)
-        cursor = loader.cursor if own else None
-        if own:
-            loader.cursor = replace(loader.cursor, position=0, stream=None)
-        try:
-            yield
-        finally:
-            self.begins = begins
-            if own:
-                loader.cursor = cursor
-
-    def places(self) -> tuple[Cursor, ...]:
-        """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
-        places = [replace(x.cursor, samples=x.samples).to_dict() for x in self._made]
-        if any("stream" in place for place in places):
-            # a rank has the states of those substreams alone that it reads
-            of_ranks = self._world.everyone.all_gather_json(places)
-            for index, place in enumerate(places):
-                if "stream" in place:
-                    tables = [rank[index]["stream"]["states"] for rank in of_ranks]
-                    place["stream"]["states"] = _known_states(tables)
-        return tuple(map(Cursor.from_dict, places))
-
-    def go_on(self, places: Iterable[Cursor]) -> None:
-        """Loaders go on from the places of a checkpoint; those to come take what is left."""
-        self._resumed, self.begins = list(places), False
-        for loader in self._made:
-            if self._resumed:
-                self._go_on(loader, self._resumed.pop(0))
-
-    def _go_on(self, loader: Loader, place: Cursor) -> None:
-        """The loader goes on at `place`; a warning where that was one in other data."""
-        loader.cursor = replace(place, samples=None)
-        if place.position and place.samples != loader.samples and not self._world.rank:
-            warnings.warn(
-                f"the run was saved behind sample {place.position} of a data set of "
-                f"{place.samples}, this one has {loader.samples}: it has another order, so in the "
-                f"rest of epoch {place.epoch + 1} samples may come twice or not at all (loaders "
-                "are told apart by the order in which they are asked for)",
-                stacklevel=2,
-            )
-
-
-def _loading_of(batching: Batching, options: LoadingOptions) -> tuple[Batching, Loading]:
-    """`options` without what torch calls `collate`, which is of the batching."""
-    given = dict(options)
-    collate: Any = given.pop("collate_fn", None)
-    if batching.collate is not None and collate is not None:
-        raise ValueError("collate and collate_fn are the same: give one of them")
-    return replace(batching, collate=batching.collate or collate), Loading.of(given)
-
-
-def _settings(batch_size: int, batching: Batching, seed: int, loading: Loading) -> dict[str, Any]:
-    """What a second call for a data set may not change, by the names of arguments."""
-    own = {"batch_size": batch_size, "drop_last": batching.whole, "seed": seed}
-    return {**own, "continuing": batching.continuing, **vars(loading)}
-
-
-def _refuse_other(loader: Loader, seed: int, asked: Mapping[str, Any]) -> None:
-    """ValueError where the loader was made with other settings than are asked for."""
-    there = _settings(loader.batch_size, loader.batching, seed, loader.loading)
-    if odd := [f"{k}={asked[k]} (was {there[k]})" for k in asked if asked[k] != there[k]]:
-        raise ValueError(
-            f"this data set has a loader already, with other settings: {', '.join(odd)}; set "
-            "loader.batch_size on it, or wrap the data set for a second order"
-        )
-
-
-def _known_states(tables: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
-    """Of each substream the state that one of the ranks has; None where none has it."""
-    return [
-        [next((c for c in cells if c is not None), None) for cells in zip(*rows, strict=True)]
-        for rows in zip(*tables, strict=True)
-    ]

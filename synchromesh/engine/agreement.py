@@ -120,7 +120,7 @@ class RankReport:
     """What a rank tells all others of a step; whole numbers on the way, as many from each."""
 
     rows: int  # of its batch; below 0: it has none that could run
-    checksum: int  # of the batch, where ranks work on the same rows
+    checksum: int  # of the batch, where ranks work on the same rows or may do so by mistake
     outdated: bool  # its model is another than was traced
     data: int  # fingerprint of where in the data the batch is from
     batch: int  # as are the next three, of its `Marks`
@@ -181,17 +181,19 @@ class RowAgreement:
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
         self.refused = False  # whether the check after the forward has refused the step
+        self._unknown = False  # whether data ranks are to have other rows than each other
 
     def __call__(
         self, batch: Any, marks: Marks, numbers: tuple[int, ...] = (), outdated: bool = False,
-        method: str = STEP, at_once: bool = True,
+        method: str = STEP, at_once: bool = True, unknown: bool = False,
     ) -> GlobalRows:  # fmt: skip
         """The global rows of this step, or of a batch of `evaluate`. numbers: as many on every
         rank, gathered on all (`self.numbers`). outdated: whether this rank's model is another than
-        was traced. at_once: whether all rows go forward before any go backward. Raises ValueError
-        on every rank if marks differ or ranks of one data index hold other rows."""
+        was traced. at_once: whether all rows go forward before any go backward. unknown: whether
+        the rows may be those of other data ranks too. Raises ValueError on every rank if marks
+        differ, ranks of one data index hold other rows, or all data ranks hold the same."""
         self.refused = False
-        own, fault = self._own(batch, marks, numbers, outdated)
+        own, fault = self._own(batch, marks, numbers, outdated, unknown)
         if self.group.size == 1:
             return self._checked([own], marks.data, fault)
         gather = start_checked_gather(self.group, method, own.packed())
@@ -221,14 +223,16 @@ class RowAgreement:
         return self._checked(reports, marks.data, fault)
 
     def _own(
-        self, batch: Any, marks: Marks, numbers: tuple[int, ...], outdated: bool
+        self, batch: Any, marks: Marks, numbers: tuple[int, ...], outdated: bool, unknown: bool
     ) -> tuple[RankReport, str]:
         fault = ""
         try:
             count = batches.row_count(batch)
         except ValueError as error:  # of this rank alone, maybe: the others must not wait for it
             count, fault = -1, str(error)
-        same = batches.checksum(batch) if any(x.tensor > 1 for x in self.layouts) else 0
+        self._unknown = unknown and self.layouts[0].data > 1 and batches.tells_ranks_apart(batch)
+        compared = self._unknown or any(x.tensor > 1 for x in self.layouts)
+        same = batches.checksum(batch) if compared else 0
         data = batches.fingerprint(marks.data)
         report = RankReport(
             count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
@@ -290,6 +294,8 @@ class RowAgreement:
         counts = tuple(report.rows for report in working)
         for layout in self.layouts:
             self._require_equal(layout, working)
+        if self._unknown:
+            self._require_other(self.layouts[0], working)
         of_stages = [counts[x.first : x.positions.stop : x.tensor] for x in self.layouts]
         if len(of_stages) == 1 and self.plan.micro_batches == 1:
             return GlobalRows(of_stages[0], self.plan)
@@ -309,6 +315,17 @@ class RowAgreement:
                     "trainer.loader or trainer.shard, which know the plan, and seed generators "
                     "that a data set keeps alike on all ranks"
                 )
+
+    def _require_other(self, layout: Layout, working: Sequence[RankReport]) -> None:
+        firsts = working[layout.first : layout.positions.stop : layout.tensor]
+        if len({(report.rows, report.checksum) for report in firsts}) == 1:
+            raise ValueError(
+                f"ranks {list(self.ranks)} were all given the same {firsts[0].rows} rows, though "
+                f"the plan gives each of {layout.data} data ranks rows of its own, so that they "
+                "would train on these alone: iterate over trainer.loader(your_loader, ...), of "
+                "which each rank reads its own rows, or call trainer.step(trainer.shard(batch)) "
+                "with a global batch"
+            )
 
     def _share(self, total: int, data: int, index: int) -> int:
         return batches.count_of(self.plan.own_rows(total, data, index))

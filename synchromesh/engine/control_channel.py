@@ -256,6 +256,7 @@ WORDS = {
 }  # fmt: skip
 METHODS = (
     *WORDS, "adapt", "buffers", "export", "predict", "resume", "save", "state_dict", "switch",
+    "whole",
 )  # fmt: skip
 
 

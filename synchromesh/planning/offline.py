@@ -18,7 +18,7 @@ from synchromesh.planner.problem import PartitionCache, PlanningProblem, Say, si
 from synchromesh.planner.stages.cuts import cut_plan, estimated_work
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.planning.session import quickest as _quickest
-from synchromesh.programs.model import Model
+from synchromesh.programs.model import Model, refuse_held
 from synchromesh.trace.capture.batch import row_count
 from synchromesh.trace.capture.capture import opaque, trace
 from synchromesh.trace.capture.carry import Start, joined
@@ -112,6 +112,7 @@ def plan(
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed."""
+    refuse_held(model, "plan")
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
     loss, example = joined(loss, example_batch, carry)

@@ -1,6 +1,7 @@
 """The user's model in training: original names and shapes, this rank's shards, blocked calls."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -9,6 +10,7 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from synchromesh.values.component import Parameter
 
@@ -42,6 +44,8 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._shown = False  # inside of `open`
+        self._guards: list[RemovableHandle] = []
         self._modules = tuple(module.modules())
         self._sizes = [(part._modules, len(part._modules)) for part in self._modules]
         forward = vars(module).get("forward")  # where it has another than its class
@@ -191,17 +195,44 @@ class Model:
         self, device: torch.device, buffers: Mapping[str, Tensor] | None = None
     ) -> Iterator[nn.Module]:
         """The module with global shapes, on the meta device if sharded here; or with `buffers`."""
-        full = dict(self._full(device, buffers or {}))
-        kept = [(part, key, getattr(part, key)) for part, key, name in self.slots if name in full]
+        with self.replaced(dict(self._full(device, buffers or {}))) as module:
+            yield module
+
+    @contextmanager
+    def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The module with other tensors of those names, callable inside."""
+        kept = [
+            (part, key, getattr(part, key)) for part, key, name in self.slots if name in tensors
+        ]
         try:
             for part, key, name in self.slots:
-                if name in full:
-                    setattr(part, key, full[name])
+                if name in tensors:
+                    setattr(part, key, tensors[name])
             with self.open() as module:
                 yield module
         finally:
             for part, key, tensor in kept:
                 setattr(part, key, tensor)
+
+    @contextmanager
+    def whole(self, entire: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The module with entire tensors, callable inside: buffers are copies. RuntimeError where
+        a parameter was changed."""
+        tensors = {
+            name: nn.Parameter(entire[name].detach(), d.trainable)
+            if name in self.parameters
+            else entire[name].detach().clone()
+            for name, d in self.described.items()
+        }
+        versions = {name: tensors[name]._version for name in self.parameters}
+        with self.replaced(tensors) as module:
+            yield module
+        if changed := [n for n, version in versions.items() if tensors[n]._version != version]:
+            raise RuntimeError(
+                f"the model's {changed[0]} was changed inside `with trainer.whole()`, which shows "
+                "values and takes none back: change parameters outside of it, or resume a "
+                "checkpoint"
+            )
 
     def _full(
         self, device: torch.device, buffers: Mapping[str, Tensor]
@@ -221,27 +252,95 @@ class Model:
     def open(self) -> Iterator[nn.Module]:
         """The module with this rank's tensors, callable inside."""
         self.unblock()
+        self._shown = True
         try:
             yield self.module
         finally:
+            self._shown = False
             self.block()
 
     def block(self) -> None:
-        """Makes a direct call of the module an error that says what to call."""
+        """Makes a direct call of the module an error that says what to call; and its state_dict,
+        copies and loading where this rank has a part of it alone."""
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise RuntimeError(
                 "this model is held by Synchromesh, which may have cut it over several devices: "
                 "call trainer.step(batch) to train, trainer.evaluate(loader, metric) to evaluate, "
-                "trainer.state_dict() for its weights, or trainer.close() to give it back"
+                "trainer.state_dict() for its weights, `with trainer.whole() as module` for a "
+                "plain module, or trainer.close() to give it back"
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]
         self.module.__dict__["forward"] = refuse
+        self.module.__dict__["__deepcopy__"] = _copying(self)
+        self._guards = self._guards or _guard(self)
         self.held.add(self)
 
     def unblock(self) -> None:
         self.held.discard(self)
         self.module.__dict__.pop("forward", None)
+        self.module.__dict__.pop("__deepcopy__", None)
         if self._own_forward is not None:
             self.module.__dict__["forward"] = self._own_forward
+
+    def release(self) -> None:
+        """Gives the module back, for good; a cut one still refuses what it has not."""
+        self.unblock()
+        if self.complete():
+            for handle in self._guards:
+                handle.remove()
+
+    def refuse_cut(self, what: str) -> None:
+        """RuntimeError where this rank has a part of the tensors alone."""
+        if not self._shown and not self.complete():
+            raise RuntimeError(
+                f"this model is cut over devices, so that {what} would be of this rank's part "
+                "alone: call trainer.state_dict() on all ranks for complete tensors, "
+                "trainer.export(path) for a file, trainer.resume or prepare(weights=...) to load, "
+                "or use the module inside `with trainer.whole() as module`"
+            )
+
+
+def refuse_held(module: nn.Module, caller: str) -> None:
+    """ValueError where a trainer holds the module now."""
+    if any(held.module is module for held in Model.held):
+        raise ValueError(
+            f"{caller}: the model is held by a trainer, which may have cut it over devices: call "
+            "it before prepare, inside `with trainer.whole() as module`, or after trainer.close()"
+        )
+
+
+def _guard(model: Model) -> list[RemovableHandle]:
+    """Lets state_dict and load_state_dict of the module and its parts ask first."""
+    of, parts = ref(model), {id(part) for part in model.module.modules()}
+
+    def ask(what: str) -> Callable[..., None]:
+        def asked(part: nn.Module, *_: Any) -> None:
+            if (guarded := of()) is not None and id(part) in parts:  # not a copy
+                guarded.refuse_cut(what)
+
+        return asked
+
+    return [
+        handle
+        for part in model.module.modules()
+        for handle in (
+            part.register_state_dict_pre_hook(ask("its state_dict")),
+            part.register_load_state_dict_pre_hook(ask("what load_state_dict sets")),
+        )
+    ]
+
+
+def _copying(model: Model) -> Callable[[Any], nn.Module]:
+    of = ref(model)
+
+    def deepcopy(memo: Any) -> nn.Module:
+        guarded = of()
+        assert guarded is not None
+        guarded.refuse_cut("a copy (of AveragedModel, for example)")
+        with guarded.open() as module:
+            copied: nn.Module = copy.deepcopy(module, memo)
+        return copied
+
+    return deepcopy

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.checkpoint.manifest import by_age
+from synchromesh.checkpoint.manifest import NAME, by_age
 from synchromesh.values import document
 
 if TYPE_CHECKING:
@@ -150,6 +150,10 @@ class Resumed:
             if not (saved := folder.saved()):
                 raise ValueError(f"--resume {name}: the run has no checkpoint yet")
             return cls(saved[0], folder)
+        if not (path / NAME).exists() and not by_age(path):
+            raise ValueError(
+                f"--resume {name}: no checkpoint lies in it; name a run's folder or a checkpoint"
+            )
         folder = RunFolder(Path(os.path.abspath(path)).parent.parent)
         if path.resolve().parent.name != "checkpoints" or not folder.asked():
             return cls(path, None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -103,6 +103,8 @@ class PlanCheck:
     Every question that may refuse it is asked in `passed`, in this order alone, and who would
     make another plan the active one needs what `passed` returns. All ranks ask alike."""
 
+    DEVICES: ClassVar = 64  # that a plan needs which is asked of one, at most; chosen
+
     def __init__(
         self, state: ModelState, planning: LivePlanning, notices: Notices, carries: bool
     ) -> None:
@@ -143,6 +145,21 @@ class PlanCheck:
         except ValueError as error:
             why = step.merged or step.reason
             raise ValueError(f"{error} ({why})" if why else str(error)) from None
+
+    def lacking_devices(self, plan: Plan, step: Step) -> str:
+        """Why one device cannot have a plan that several could; empty where it can, or none."""
+
+        def fault(devices: int) -> str:
+            try:
+                plan.layouts(step.chain.names, devices, self._model.inside(step.chain.names))
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        if plan.stage_count > 1:
+            return f"{plan} has {plan.stage_count} stages"
+        why = fault(1)
+        return why if why and not all(map(fault, range(2, self.DEVICES + 1))) else ""
 
     def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
         sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]

@@ -123,6 +123,14 @@ class Execution:
             self.traces.cuts = cuts
             raise
 
+    def stays_alone(self, plan: Plan) -> bool:
+        """Whether this is one device and the plan one of several, which is told."""
+        why = self._check.lacking_devices(plan, self.active.step)
+        self.notices.once(
+            why and f"the plan stays {self.active.plan}, as there is one device: {why}"
+        )
+        return bool(why)
+
     def _cut(self, plan: Plan, step: Step) -> Plan:
         plan.check_rows(self.planning.rows)
         plan = self.planning.cut(step, plan)

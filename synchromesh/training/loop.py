@@ -50,7 +50,7 @@ def fit(
     `checkpoint_every` steps, `step-N`.
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
-    autocast: e.g. torch.bfloat16. headroom: as of `prepare`.
+    autocast, headroom: as of `prepare`.
     on_event: receives the values of training/events.py, on every rank.
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.

@@ -46,7 +46,7 @@ def prepare(
     (README: "What is measured is kept").
     scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself,
     as one that is stepped with a metric.
-    seed: of dropout and other random operators. autocast: e.g. torch.bfloat16.
+    seed: of dropout and other random operators. autocast: torch.bfloat16, or None.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
     carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
@@ -59,7 +59,7 @@ def prepare(
     values follow from the seed, equally under every plan and on one process, and are others than
     those of a model that was built with values. Raises ValueError for a plan that does not fit,
     for ranks that disagree, and for a tensor on the meta device that nothing initialises."""
-    _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry)
+    _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry, autocast)
     _check_tensors(model)
     _check_free(model)
     chosen = checked_plan(plan)
@@ -85,18 +85,22 @@ def prepare(
         return trainer
     except BaseException:
         if wrapped is not None:
-            wrapped.unblock()
+            wrapped.release()
         world.close()
         raise
 
 
 def _check_kinds(
-    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any
-) -> None:
+    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any,
+    autocast: Any,
+) -> None:  # fmt: skip
     """ValueError for arguments of another kind than `prepare` says, all at once."""
     over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
     steps = scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type))
     of_rows, starts = "a function of the number of rows, or None", carry is None or callable(carry)
+    computing = (
+        "None or torch.bfloat16 (float16's small gradients vanish unless losses are scaled)"
+    )
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
         ("optimizer", optimizer, isinstance(optimizer, Optimizer), over),
@@ -104,6 +108,7 @@ def _check_kinds(
         ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
         ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
+        ("autocast", autocast, autocast in (None, torch.bfloat16), computing),
         ("timeout", timeout, isinstance(timeout, timedelta), "a datetime.timedelta"),
     )
     faults = [
@@ -148,6 +153,8 @@ def _check_free(model: nn.Module) -> None:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, torch.dtype):
+        return str(value)
     return "None" if value is None else f"of type {type(value).__name__}"
 
 

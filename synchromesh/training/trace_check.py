@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from synchromesh.checkpoint.model_state import checksum
+from synchromesh.engine.agreement import refuse_first
 from synchromesh.engine.groups import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import opaque
-from synchromesh.trace.capture.comparison import changes, compare
+from synchromesh.trace.capture.comparison import changes, compare, failure
 from synchromesh.trace.step import Step, at_least
 from synchromesh.training.active_plan import Loss, Options
 from synchromesh.values.size import readable
@@ -30,10 +31,11 @@ class TraceCheck:
     PARAMETER_BYTES: ClassVar = 4
 
     def __init__(
-        self, model: Model, loss: Loss, world: World, options: Options,
+        self, model: Model, loss: Loss, example: Any, world: World, options: Options,
         free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self.model, self.loss, self.world = model, loss, world
+        self._given = example  # until the first check
         self.autocast, self.say, self.free_bytes = options.autocast, options.say, free_bytes
         self.latest: Step | None = None
         self._mismatch = ""  # why a trace of the model once did not agree with it
@@ -60,7 +62,7 @@ class TraceCheck:
             self._mismatch = fault or self._mismatch
             if step.opaque:
                 step = self._with_changes(module, example, step, not obstacle)
-        self.latest = step
+        self.latest, self._given = step, None
         return step
 
     def _compared(self, module: nn.Module, batch: Any, step: Step, here: bool) -> tuple[str, int]:
@@ -73,12 +75,19 @@ class TraceCheck:
 
     def _with_changes(self, module: nn.Module, example: Any, step: Step, here: bool) -> Step:
         """A step that is not traced, with what its forward changes, which one rank has seen."""
-        seen = None
+        seen, error = None, None
         if here:
             made = astuple(changes(module, self.loss, example, self.autocast))
             norms = self.model.statistics
             seen = [[n for n in names if n not in norms] for names in made]
-        free, fed, outputs = next(filter(None, self.world.everyone.all_gather_json(seen)))
+            if not seen[-1] and self._given is not None:
+                error = failure(module, self.loss, self._given, self.autocast)
+        told = error and f"the loss raises {type(error).__name__}: {error}"
+        answers = self.world.everyone.all_gather_json([seen, told])
+        if error is not None:
+            raise error  # the user's own, not that the trace has met it too
+        refuse_first([text or "" for _, text in answers])
+        free, fed, outputs = next(filter(None, (made for made, _ in answers)))
         doubt = "" if len(outputs) == 2 else step.doubt
         return replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt)
 

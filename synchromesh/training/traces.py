@@ -56,7 +56,7 @@ class Traces:
     ) -> None:  # fmt: skip
         self.model, self.loss, self.world = model, loss, world
         self.options, self.notices = options, notices
-        self.check = TraceCheck(model, loss, world, options, free_bytes)
+        self.check = TraceCheck(model, loss, example, world, options, free_bytes)
         self.example = take(example, 0, TUNING.example_rows)
         self._shape = signature(self.example)
         self.cuts: tuple[str, ...] = ()

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,7 +20,8 @@ from synchromesh.checkpoint.export import save_safetensors
 from synchromesh.checkpoint.switch import Moved
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import LoadingOptions
-from synchromesh.data.loader import Batching, Loader, Loaders
+from synchromesh.data.loader import Batching, Loader
+from synchromesh.data.loaders import Loaders
 from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
@@ -115,14 +117,12 @@ class Trainer:
         return self.planning.predict(self.traced, self.plan, known)
 
     def explained(self) -> Choice | None:
-        """How the plan was found, where it was `auto`, with what each component's next best layout
-        would cost. On this rank alone: no other need call."""
+        """As `choice`, with each component's next best layout; no other rank need call."""
         return self.planning.explained(self.traced)
 
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
-        why and what came of it). Measures model and links first, where that has not been done; all
-        ranks call alike."""
+        why). Measures model and links first where that was not done; all ranks call alike."""
         self._check_method("adapt")
         if self.traced.opaque or self.world.size == 1:
             why = self.traced.reason if self.traced.opaque else "there is one device"
@@ -139,6 +139,7 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
+        self._loaders.gave = True
         return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
@@ -184,8 +185,9 @@ class Trainer:
         agree = execution.active.agree
         numbers = self.stop_request, *self._adaptation.cost
         at_once = micro_batches == self.plan.micro_batches == 1
+        unknown = self._loaders.unknown(self.steps)
         try:
-            rows = agree(batch, marks, numbers, outdated, at_once=at_once)
+            rows = agree(batch, marks, numbers, outdated, at_once=at_once, unknown=unknown)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
             raise
@@ -255,26 +257,27 @@ class Trainer:
             return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
 
     def loader(
-        self, dataset: Any, batch_size: int, shuffle: bool = False, seed: int = 0,
+        self, dataset: Any, batch_size: int | None = None, shuffle: bool = False, seed: int = 0,
         drop_last: bool = False, collate: Collate | None = None, continuing: bool = False,
         **loading: Unpack[LoadingOptions],
     ) -> Loader:  # fmt: skip
         """Global batches of `batch_size` rows, of which each rank loads its own under any plan, on
-        its device. dataset: samples by index, or a stream (an iterable data set).
+        its device. dataset: samples by index, a stream (an iterable data set), or a torch
+        `DataLoader` of global batches, which says all else but `seed` and `continuing` itself.
 
         Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
         with the next epoch. A second call for the same data set and `shuffle` gives the same
-        loader; its `batch_size` may be set at any time. The order depends on `seed` and epoch
-        alone. continuing: row i of a batch is the sample behind row i of the batch before it, as
-        recurrent models want it. loading: as of `Loading` (data/fetch.py)."""
+        loader; its `batch_size` may be set at any time. The order depends on `seed` (or that of a
+        `DataLoader`'s generator) and epoch alone. continuing: row i of a batch is the sample
+        behind row i of the one before it, as for recurrent models. loading: as of `Loading`."""
         batching = Batching(shuffle, drop_last, collate, continuing)
-        return self._loaders.one(dataset, batch_size, batching, seed, loading)
+        return self._loaders.asked(dataset, batch_size, batching, seed, loading)
 
     # Plans and state
 
     def switch(self, plan: Plan | str) -> Moved:
-        """Shifts to another plan between two steps; parameters, optimizer state and buffers move
-        over the network."""
+        """Shifts to another plan between two steps; state moves over the network. One device stays
+        as it is, with a notice, where the plan needs more."""
         began = time.perf_counter()
         self._check_method("switch")
         self._accumulation.require_none("switch")
@@ -284,13 +287,13 @@ class Trainer:
             self._execution.follow_changes()
         if plan.automatic:
             plan = self.planning.choose(self.traced)
+        elif self.world.size == 1 and self._execution.stays_alone(plan):
+            return Moved(0.0, 0, 0)
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
         self._adaptation.restart()
-        pairs = self.world.everyone.all_gather_json([moved.sent, moved.received])
-        total = sum(sent for sent, _ in pairs)
-        return Moved(time.perf_counter() - began, total, max(max(pair) for pair in pairs))
+        return Moved.of_ranks(moved, self.world.everyone, began)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, complete, on every rank's host memory."""
@@ -298,13 +301,22 @@ class Trainer:
         self._execution.settle()
         return self.state.state_dict()
 
+    @contextmanager
+    def whole(self, rank: int | None = None) -> Iterator[nn.Module | None]:
+        """Inside, the model as a plain module with entire tensors on this rank's device. All ranks
+        enter alike; rank: the only one that gets it, the others None. RuntimeError where a
+        parameter was changed inside; changes of buffers are dropped."""
+        self._check_method("whole")
+        self._execution.settle()
+        with self.state.whole(rank) as module:
+            yield module
+
     def parameters(self) -> dict[str, Tensor]:
         """This rank's shards of the parameters by name."""
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients by name (zeros where a trained parameter has
-        none)."""
+        """This rank's shards of the gradients by name, zeros where a trained one has none."""
         return {
             n: torch.zeros_like(p) if p.grad is None else p.grad
             for n, p in self.model.parameters.items()
@@ -319,8 +331,7 @@ class Trainer:
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
     def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of `local`, shards that lie like the parameters of the same name, complete
-        on every rank."""
+        """Each of `local`, which lie as the parameters of these names do, whole on all ranks."""
         return self.state.gathered(local)
 
     def gather_numbers(self, number: int) -> list[int]:
@@ -330,8 +341,7 @@ class Trainer:
     def parameter_bytes(self) -> int:
         """Bytes of the parameters of the chain that live on this rank."""
         names = {p.name for c in self.traced.chain.components for p in c.parameters}
-        local = (p for n, p in self.model.parameters.items() if n in names)
-        return sum(p.numel() * p.element_size() for p in local)
+        return sum(p.nbytes for n, p in self.model.parameters.items() if n in names)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
@@ -386,5 +396,5 @@ class Trainer:
     def close(self) -> None:
         """Ends the groups; the model stays cut unless this is the only rank."""
         self._execution.close()
-        self.model.unblock()
+        self.model.release()
         self.world.close()

@@ -300,7 +300,8 @@ class Plan(document.Document):
             raise ValueError(
                 f"{self.default}: {self.stage_count} stages, but the model has {count} "
                 f"component{'s' if count > 1 else ''}{f' ({why})' if why else ''}: take at most "
-                f"{count} stages, or name modules at which to cut it, as MODULE=data does"
+                f"{count} stage{'s' if count > 1 else ''}"
+                f"{'' if why else ', or name modules at which to cut it, as MODULE=data does'}"
             )
 
     def check_rows(self, rows: int) -> None:

@@ -40,6 +40,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("words", "sentence"),
     [
         ("frob", "invalid choice: 'frob' (choose from"),
+        ("trian", "; did you mean 'train'"),
         ("train", "the following arguments are required: TARGET; see synchromesh train --help"),
         (
             "train digits/cnn -o x",

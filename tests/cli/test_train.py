@@ -198,6 +198,27 @@ def test_a_resumed_run_keeps_its_precision(capsys: pytest.CaptureFixture[str]) -
     assert not precise("--resume run --steps 4 --no-bf16")
 
 
+def test_a_run_that_is_resumed_on_other_ranks_says_that_its_plan_is_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train("--output run --steps 2 --plan data", capsys)
+    assert main(["train", "tiny.py:build", "--resume", "run", "--steps", "3"]) == 0
+    assert "is chosen" not in capsys.readouterr().err
+    asked = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({**asked, "ranks": 2}))
+    assert main(["train", "tiny.py:build", "--resume", "run", "--steps", "4"]) == 0
+    told = "the plan 'data' was that of 2 ranks: on 1 one is chosen (auto); give --plan"
+    assert told in capsys.readouterr().err
+
+
+def test_a_folder_without_a_checkpoint_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("nothing").mkdir()
+    assert main(["train", "tiny.py:build", "--resume", "nothing"]) == 2
+    assert "--resume nothing: no checkpoint lies in it" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_offered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

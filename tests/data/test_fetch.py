@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -208,6 +210,29 @@ def test_a_signal_that_meets_workers_as_they_begin() -> None:
         assert len([*loader]) == 2
     finally:
         begin.clear()  # what is registered stays so
+
+
+STAYING = """
+from synchromesh.data.fetch import Loading
+from synchromesh.data.loader import Loader
+from tests.data.datasets import Numbers
+
+persistent = Loading(num_workers=1, persistent_workers=True)
+loaders = [Loader(Numbers(4), 1, lambda n: ((0, n),), loading=x) for x in (
+    persistent, Loading(num_workers=1)
+)]
+print(len([*loaders[0]]))
+begun = iter(loaders[1])
+next(begun)
+"""
+
+
+def test_python_ends_while_workers_stay() -> None:
+    """Those that persist, and those of an epoch that was left in its middle."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STAYING], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert (ended.stdout, ended.stderr) == ("4\n", "")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,32 @@ def test_ranks_tell_each_other_their_rows() -> None:
     assert run(2, agreed, (3, 3), 2) == [(3,)] * 2
 
 
+def looked_at() -> dict[str, Any]:
+    """What is said of batches that ranks may have chosen without the plan."""
+    agree = opened()
+    rank = agree.group.index
+    numbers, few = torch.arange(32.0).view(4, 8), torch.arange(4.0).view(2, 2)
+    cases = {
+        "same": numbers,
+        "other": numbers + rank,
+        "constant": torch.ones(4, 8),
+        "few entries": few,
+        "one row": numbers[:1].repeat(1, 2),
+        "one constant row": torch.ones(1, 32),
+        "none": numbers[:0],
+    }
+    told = {name: said(lambda: agree((x,), Marks(), unknown=True)) for name, x in cases.items()}  # noqa: B023
+    agree.group.world.close()
+    return told
+
+
+def test_equal_rows_of_all_data_ranks_are_refused() -> None:
+    first, second = run(2, looked_at)
+    refused = {name for name, told in first.items() if isinstance(told, str)}
+    assert refused == {"same", "one row"} and all(first[name] == second[name] for name in refused)
+    assert "all given the same 4 rows" in first["same"] and "trainer.loader" in first["same"]
+
+
 def differing() -> dict[str, str]:
     """What is said where rank 1 differs from rank 0 in one thing at a time, and where it does not
     after all of these."""

@@ -1,6 +1,7 @@
 """A run that shifts between plans, or stops and resumes under others, has the loss curve of one
 that does not."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -229,3 +230,32 @@ def with_graphs_kept(keep: bool) -> list[float]:
 
 def test_a_graph_that_is_kept_does_not_fix_the_shapes_of_gradients() -> None:
     assert run(2, with_graphs_kept, True) == run(2, with_graphs_kept, False)
+
+
+def alone() -> list[str]:
+    """The plan after each switch of one device, and what is told or raised."""
+    trainer, _ = start("lstm", "single")
+    said = []
+    for plan in (
+        "hybrid:tensor=2",
+        "pipeline:stages=2,microbatches=2",
+        "tensor",
+        "data; none=data",
+    ):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                trainer.switch(plan)
+            except ValueError as error:
+                said.append(f"error: {error}")
+                continue
+        said.append(f"{trainer.plan}: {''.join(str(w.message) for w in told)}")
+    trainer.close()
+    return said
+
+
+def test_one_device_stays_as_it_is_where_a_plan_needs_more() -> None:
+    degrees, stages, tensor, unknown = run(1, alone)[0]
+    assert degrees.startswith("single: the plan stays single, as there is one device: ")
+    assert stages.startswith("single: the plan stays single") and "has 2 stages" in stages
+    assert tensor.startswith("tensor: ") and unknown.startswith("error: ")

@@ -73,6 +73,22 @@ def at_start() -> dict[str, str]:
     }
 
 
+def misread(model: nn.Module, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def always_raises() -> str:
+    with pytest.raises(TypeError) as raised:
+        start(Net(), loss=misread)
+    return f"{raised.traceback[-1].name}: {raised.value}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_raises_of_the_example_is_told_as_it_is(ranks: int) -> None:
+    said = "misread: tuple indices must be integers or slices, not str"
+    assert run(ranks, always_raises) == [said] * ranks
+
+
 def test_ranks_that_disagree_at_the_start_are_told_so_on_all() -> None:
     first, second = run(2, at_start)
     assert first == second
@@ -108,6 +124,7 @@ def other_kinds() -> dict[str, str]:
         "inferred": fault(lambda: make(inferred, adamw(inferred), mean_loss, batch(8))),
         "closure": fault(lambda: start(Net(), optimizer=lambda m: Closed(m.parameters()))),
         "device": fault(lambda: start(Net(), device="cudda")),
+        "half": fault(lambda: start(Net(), autocast=torch.float16)),
     }
 
 
@@ -121,6 +138,7 @@ def test_arguments_of_another_kind() -> None:
         "inferred": "made under torch.inference_mode",
         "closure": "the optimizer Closed is stepped with closure, which",
         "device": "ValueError: 'cudda' names no device",
+        "half": r"autocast should be None or torch.bfloat16 \(float16.*, not torch.float16$",
     }
     (found,) = run(1, other_kinds)
     for key, pattern in expected.items():
@@ -266,7 +284,7 @@ def changed_by_hand() -> dict[str, str]:
                 module.head.weight = nn.Parameter(module.head.weight.detach().clone())
             case "added":
                 module.extra = nn.Linear(6, 3).double()
-        found[what] = fault(lambda t=trainer: t.step(batch(8)))  # type: ignore[misc]
+        found[what] = fault(lambda t=trainer: t.step(t.shard(batch(8))))  # type: ignore[misc]
         trainer.close()
     found["closed"] = fault(
         lambda: trainer.evaluate([batch(8)], lambda m, b: {"n": mean_loss(m, b)})

@@ -257,6 +257,19 @@ def changes(
     return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)), outputs)
 
 
+@quiet()
+def failure(
+    model: nn.Module, function: Function, batch: Any, autocast: torch.dtype | None = None
+) -> Exception | None:
+    """What the function raises of a batch, as it is; the model stays as it was."""
+    try:
+        with preserved(model), torch.enable_grad(), autocast_for(batch, autocast):
+            function(model, copy_of(batch))
+    except Exception as error:
+        return error
+    return None
+
+
 def counter(model: nn.Module, function: Function, sample: Any) -> str | None:
     """An attribute that another step of the same rows changes: a counter, no note of the rows."""
     tensors = {n for n, table, key in attributes_of(model) if isinstance(table[key], Tensor)}
