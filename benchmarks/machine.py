@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from synchromesh.launch.machine import processor
+from synchromesh.launcher.machine import processor
 
 
 def hardware() -> str:

@@ -10,6 +10,7 @@ from synchromesh.values.version import VERSION
 
 if TYPE_CHECKING:
     from synchromesh.checkpoint.switch import Moved as Moved
+    from synchromesh.launcher.function import launch as launch
     from synchromesh.planning.offline import Planned as Planned
     from synchromesh.planning.offline import plan as plan
     from synchromesh.training.events import FitResult as FitResult
@@ -37,6 +38,7 @@ _HOME = {
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
     "fit": "training.loop",
+    "launch": "launcher.function",
     "plan": "planning.offline",
     "prepare": "training.prepare",
 }

@@ -32,7 +32,7 @@ LAYERS = (
     "estimate",
     "results",
     "report",  # up to here: facts, predictions and documents, no torch.distributed
-    "launch",
+    "launcher",
     "lab",
     "engine",
     "profiling",

@@ -83,8 +83,12 @@ def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: 
             )  # fmt: skip
     except CheckpointException as error:
         free = group.broadcast_json(_free_megabytes(fresh))
+        needed = max(group.all_gather_json(sum(x.tensor.nbytes for x in tensors.values()))) / 1e6
+        why = _reasons(error)
+        if free < needed:  # what torch says of that are places in its own code
+            why = f"a rank has {needed:.1f} MB to write: free some, or write elsewhere"
         raise CheckpointError(
-            f"{path}: cannot be written ({free:.1f} MB free on that disk): {_reasons(error)}"
+            f"{path}: cannot be written ({free:.1f} MB free on that disk): {why}"
         ) from None
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext, redirect_stdout
 from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, trace, train, verify
 from synchromesh.cli.command import Parser, commands, option
 from synchromesh.cli.ranks import hush
-from synchromesh.launch.rank import launched, open_closed_streams
+from synchromesh.launcher.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped
 from synchromesh.values.version import VERSION
 

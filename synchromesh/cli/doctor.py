@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _survey(args: argparse.Namespace) -> "Survey":
     from synchromesh.doctor.survey import survey
-    from synchromesh.launch.machine import machine_of
+    from synchromesh.launcher.machine import machine_of
 
     world = _open()
     try:
@@ -93,7 +93,7 @@ def _open(seconds: int = 60) -> "World":
 
     from synchromesh.doctor.checks import alone
     from synchromesh.engine.groups import World
-    from synchromesh.launch.machine import machine_of
+    from synchromesh.launcher.machine import machine_of
 
     limit = timedelta(seconds=seconds)
     try:
@@ -115,7 +115,7 @@ def _open(seconds: int = 60) -> "World":
 def _port(asked: int | None, torchrun: int = 29500) -> "Ports | None":
     """Whether the port is free, or torchrun's default one; None for that of this very run."""
     from synchromesh.doctor.checks import Ports
-    from synchromesh.launch.machine import port_taken
+    from synchromesh.launcher.machine import port_taken
 
     port = asked or torchrun
     return None if str(port) == os.environ.get("MASTER_PORT") else Ports(port, port_taken(port))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from synchromesh.values.fault import PACKAGE, printable
 
 if TYPE_CHECKING:
-    from synchromesh.launch.forks import Fork
+    from synchromesh.launcher.forks import Fork
 
 EXPORT = "torch.export._trace"  # torch imports it with the first export: half of what torch takes
 
@@ -38,7 +38,7 @@ def first() -> bool:
 
 def size() -> int:
     """How many ranks there are, of which this process is one."""
-    from synchromesh.launch.rendezvous import place  # imports torch
+    from synchromesh.launcher.rendezvous import place  # imports torch
 
     here = place()
     return 1 if here is None else here.size
@@ -69,7 +69,7 @@ def forked(count: int, *modules: str) -> Iterator[list["Fork"]]:
             importlib.import_module(module)
         with suppress(ModuleNotFoundError):  # torch may call its own otherwise one day
             importlib.import_module(EXPORT)
-        from synchromesh.launch import forks
+        from synchromesh.launcher import forks
     gc.freeze()  # what is imported stays: later collections leave it out, and forks share it
     with forks.forked(count) as waiting:
         yield waiting
@@ -87,7 +87,7 @@ def uncollected() -> Iterator[None]:
 
 def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
     """Runs `command` on local ranks, reports the first failure, returns the exit code."""
-    from synchromesh.launch.launcher import launch  # imports torch
+    from synchromesh.launcher.launcher import launch  # imports torch
 
     ending = launch(command, ranks, forks=forks)
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import command, either, option
-from synchromesh.launch.rank import launched
+from synchromesh.launcher.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
 from synchromesh.values.plan import Plan

@@ -12,7 +12,7 @@ import atexit
 import multiprocessing.util  # noqa: F401 (its exit function is registered before `_end_workers`)
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -33,9 +33,12 @@ S = TypeVar("S")
 
 
 class LoadingOptions(TypedDict, total=False):
-    """The keywords of `Loading`, and what torch calls the loader's `collate`."""
+    """The keywords of `Loading`, what torch calls the loader's `collate`, and of batches whose
+    rows have different lengths what fills them (`Padding.values`), and to which lengths."""
 
     collate_fn: Collate | None
+    pad: Mapping[str, float] | None
+    lengths: Sequence[int]
     num_workers: int
     timeout: float
     pin_memory: bool | None

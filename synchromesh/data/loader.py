@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from synchromesh.data.cursor import Cursor, StreamPlace
 from synchromesh.data.fetch import CPU, Fetch, Loading
+from synchromesh.data.padding import Padding
 from synchromesh.data.reading import Collate, OwnRows, Ranges
 from synchromesh.data.samples import SampleReader, SampleSource, sample_count
 from synchromesh.data.stream import Agree, StreamReader, StreamSource, division
@@ -31,6 +32,7 @@ class Batching:
     continuing: bool = False  # row i of a batch is the sample behind row i of the one before it,
     # as the parts of a text: as many streams are read as a batch has rows
     sampler: Any = None  # an epoch's indices, where that is neither all in order nor a permutation
+    padding: Padding | None = None  # where rows have different lengths
 
     @property
     def whole(self) -> bool:
@@ -143,6 +145,8 @@ class Loader:
                 taken = source.take(request, reading)
                 if taken is not None:
                     batch, self.rows = taken
+                    if self.batching.padding is not None:
+                        batch = self.batching.padding.padded(batch, self.agree)
                     self.cursor = source.cursor
                     self.handed_out(self)
                     yield batch

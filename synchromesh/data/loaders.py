@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
+from synchromesh.data.padding import Padding
 from synchromesh.data.reading import OwnRows
 from synchromesh.data.torch_loader import TorchLoader
 from synchromesh.engine.groups import World
@@ -46,7 +47,9 @@ class Loaders:
             if batch_size is None:
                 raise ValueError("loader: give batch_size, the rows of a batch over all ranks")
             return self.one(dataset, batch_size, batching, seed, options)
-        said = {"batch_size": batch_size, **vars(batching), **options, "continuing": False}
+        added = {name: options[name] for name in ("pad", "lengths") if name in options}
+        known = {"continuing": False} | dict.fromkeys(added)
+        said = {"batch_size": batch_size, **vars(batching), **options, **known}
         if twice := [name for name, value in said.items() if value]:
             raise ValueError(
                 f"loader: the DataLoader says {', '.join(twice)} itself: give it alone, or its "
@@ -57,7 +60,8 @@ class Loaders:
             words.shuffle, dataset.drop_last, dataset.collate_fn, continuing, words.sampler
         )
         seed = seed if words.seed is None else words.seed
-        return self.one(dataset.dataset, words.batch_size, batching, seed, words.options)
+        options = {**words.options, **added}
+        return self.one(dataset.dataset, words.batch_size, batching, seed, options)
 
     def one(
         self, dataset: Any, batch_size: int, batching: Batching, seed: int,
@@ -137,18 +141,26 @@ class Loaders:
 
 
 def _loading_of(batching: Batching, options: Mapping[str, Any]) -> tuple[Batching, Loading]:
-    """`options` without what torch calls `collate`, which is of the batching."""
+    """`options` without those of the batching: what torch calls `collate`, and the padding."""
     given = dict(options)
     collate: Any = given.pop("collate_fn", None)
+    pad, lengths = given.pop("pad", None), tuple(given.pop("lengths", ()))
     if batching.collate is not None and collate is not None:
         raise ValueError("collate and collate_fn are the same: give one of them")
-    return replace(batching, collate=batching.collate or collate), Loading.of(given)
+    collate = batching.collate or collate
+    padding = Padding.of(collate, lengths) if pad is None else Padding(dict(pad), lengths)
+    if lengths and padding is None:
+        raise ValueError(
+            "lengths are of batches that are padded: give pad={name: value} too, or a collator of "
+            "transformers that has a tokenizer with a padding token"
+        )
+    return replace(batching, collate=collate, padding=padding), Loading.of(given)
 
 
 def _settings(batch_size: int, batching: Batching, seed: int, loading: Loading) -> dict[str, Any]:
     """What a second call for a data set may not change, by the names of arguments."""
     own = {"batch_size": batch_size, "drop_last": batching.whole, "seed": seed}
-    return {**own, "continuing": batching.continuing, **vars(loading)}
+    return {**own, "continuing": batching.continuing, "pad": batching.padding, **vars(loading)}
 
 
 def _refuse_other(loader: Loader, seed: int, asked: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from synchromesh.doctor.survey import Survey, hosts
-from synchromesh.launch.machine import Machine
+from synchromesh.launcher.machine import Machine
 
 Level = Literal["ok", "warning", "problem"]
 GB = 10**9
@@ -20,6 +20,7 @@ class CheckLimits:
     clock_seconds: float = 1.0  # between two hosts' clocks
     rate_ratio: float = 1.5  # of the fastest device over the slowest
     link_ratio: float = 2.0  # of the fastest link over the slowest
+    load: float = 0.75  # programs for a core, of others
     memory_bytes: int = GB  # free for a rank
     disk_bytes: int = 2 * GB  # free where checkpoints are written
 
@@ -63,6 +64,7 @@ def checks(survey: Survey, port: Ports | None = None) -> list[Finding]:
         ("versions", versions(machines), "all ranks run the same torch, Python and synchromesh"),
         ("clocks", clocks(survey), "the ranks' clocks agree to a second"),
         ("cores", cores(machines), "every rank has a core"),
+        ("load", load(machines), "the machines are idle"),
         ("threads", threads(machines), "the ranks' threads fit the cores"),
         ("interfaces", interfaces(machines), "the network interface is clear"),
         ("port", ports(port), "the port is free"),
@@ -113,6 +115,16 @@ def cores(machines: tuple[Machine, ...]) -> Answers:
             yield _warning(
                 f"{host} runs {len(group)} ranks on {there:g} cores, which take turns: start at "
                 f"most {max(1, int(there))} there"
+            )
+
+
+def load(machines: tuple[Machine, ...]) -> Answers:
+    """Hosts that other programs keep busy."""
+    for host, group in _hosts(machines).items():
+        if (busy := max(m.load for m in group)) > LIMITS.load:
+            yield _warning(
+                f"{host} has had {busy:.1f} programs for each of its cores in the last minutes, "
+                "which what is measured now shares with them: end them, or measure again later"
             )
 
 

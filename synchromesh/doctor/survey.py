@@ -16,7 +16,7 @@ import torch
 from synchromesh.doctor import links
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.engine.groups import World
-from synchromesh.launch.machine import LAB, Machine
+from synchromesh.launcher.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 
 EVERY_PAIR = 6  # hosts; of more the neighbours alone are measured; chosen

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from synchromesh.launch.machine import boot, namespace
+from synchromesh.launcher.machine import boot, namespace
 
 HEADER = struct.Struct("qq")  # which exchange of the run, bytes
 

@@ -20,7 +20,7 @@ from synchromesh.engine.control_channel import EXCHANGE, ControlChannel, checked
 from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.movable import movable, resolved
-from synchromesh.launch import rendezvous
+from synchromesh.launcher import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
 T = TypeVar("T")

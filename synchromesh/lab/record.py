@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from synchromesh.lab.description import Description
-from synchromesh.launch.rank import SHORTAGE
+from synchromesh.launcher.rank import SHORTAGE
 from synchromesh.values import document, fields
 
 FOLDER = Path("/run/synchromesh/lab")  # not $XDG_RUNTIME_DIR: sudo and root's own shell differ

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from synchromesh.lab import entry
 from synchromesh.lab.cgroup import Groups
-from synchromesh.launch.rank import reported_shortage
+from synchromesh.launcher.rank import reported_shortage
 from synchromesh.values import size
 
 

@@ -19,7 +19,7 @@ from synchromesh.planner.stages.cuts import cut_plan, estimated_work
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.planning.session import quickest as _quickest
 from synchromesh.programs.model import Model, refuse_held
-from synchromesh.trace.capture.batch import row_count
+from synchromesh.trace.capture.batch import know_encodings, row_count
 from synchromesh.trace.capture.capture import opaque, trace
 from synchromesh.trace.capture.carry import Start, joined
 from synchromesh.trace.capture.comparison import compare
@@ -113,6 +113,7 @@ def plan(
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed."""
     refuse_held(model, "plan")
+    know_encodings()
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows = row_count(example_batch)
     loss, example = joined(loss, example_batch, carry)

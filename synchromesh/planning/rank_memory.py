@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from synchromesh.cost.peak_memory import PeakMemory, held_bytes
 from synchromesh.engine import heap
 from synchromesh.engine.groups import World
-from synchromesh.launch.machine import Machine, machine_of
-from synchromesh.launch.rank import report_shortage
+from synchromesh.launcher.machine import Machine, machine_of
+from synchromesh.launcher.rank import report_shortage
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from synchromesh.launch.machine import LAB, cores, place, processor
+from synchromesh.launcher.machine import LAB, cores, place, processor
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.values import document
 from synchromesh.values.layout_spec import LayoutSpec

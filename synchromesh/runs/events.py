@@ -204,8 +204,9 @@ class RankRecorded(RunEvent, name="rank recording"):
 
 
 class StepsRecorded(RunEvent, name="recording"):
-    """The recorded steps (first and last) of all ranks: `Shares` by rank and their mean, bytes
-    that each rank sent in a step, the trace's file, its spans, and operators left out of it."""
+    """The recorded steps (first and last) of all ranks: `Shares` by rank, their mean over those
+    that work, bytes that each rank sent in a step, the trace's file, its spans, and operators left
+    out of it."""
 
     steps: tuple[int, ...] = ()
     shares: tuple[Mapping[str, Any], ...] = ()

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import torch
 
-from synchromesh.launch.machine import boot, cores, device_bytes, processor
+from synchromesh.launcher.machine import boot, cores, device_bytes, processor
 from synchromesh.results.study import StudyMachine
 from synchromesh.runs.events import RankMachine
 from synchromesh.values.version import VERSION

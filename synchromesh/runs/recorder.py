@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from synchromesh.engine.groups import Group
-from synchromesh.launch.machine import boot
+from synchromesh.launcher.machine import boot
 from synchromesh.runs import calls
 from synchromesh.runs.calls import communication_name
 from synchromesh.runs.profile_ranges import Range, cpu_spans

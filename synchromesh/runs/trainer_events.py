@@ -6,7 +6,7 @@ from statistics import median
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.groups import World
-from synchromesh.launch.machine import LAB
+from synchromesh.launcher.machine import LAB
 from synchromesh.planner.wording import spec_of
 from synchromesh.results.run import ComponentLayout
 from synchromesh.runs.events import LayoutInForce, RankMachine, RunStarted, StepsTimed

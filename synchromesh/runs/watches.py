@@ -161,13 +161,19 @@ class StepWatch:
         return steps_recorded(recordings, sent, steps=steps, trace=trace, left_out=left_out)
 
 
+IDLE = 0.01  # of the busiest rank's computation, below which a rank takes no part; chosen
+
+
 def steps_recorded(
     recordings: Sequence[Recording], sent: Sequence[int | None], **more: Any
 ) -> events.StepsRecorded:
-    """What all ranks recorded, on a common clock, and sent in a step. more: further fields."""
+    """What all ranks recorded, on a common clock, and sent in a step; the mean is of those that
+    the plan gives work. more: further fields."""
     by_rank = shares(recordings)
+    busiest = max((s.computation for s in by_rank), default=0.0)
+    working = [s for s in by_rank if s.computation >= IDLE * busiest]  # idle ranks wait all along
     return events.StepsRecorded(
-        shares=tuple(map(to_plain, by_rank)), mean=to_plain(mean(by_rank)),
+        shares=tuple(map(to_plain, by_rank)), mean=to_plain(mean(working)),
         sent_bytes_per_step=() if None in sent else tuple(n for n in sent if n is not None),
         spans=sum(len(r.spans) for r in recordings), **more,
     )  # fmt: skip

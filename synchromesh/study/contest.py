@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from synchromesh.launch.scratch import scratch
+from synchromesh.launcher.scratch import scratch
 from synchromesh.results.run import RunResult
 from synchromesh.runs.events import RunEnded, RunEvent
 from synchromesh.study import strategy, turns

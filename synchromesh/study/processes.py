@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from synchromesh.lab import Lab, Way
-from synchromesh.launch.machine import device_bytes
+from synchromesh.launcher.machine import device_bytes
 from synchromesh.values import document, fields
 from synchromesh.workloads.workload import Workload
 

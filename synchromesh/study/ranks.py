@@ -5,8 +5,8 @@ import importlib
 import os
 import sys
 
-from synchromesh.launch import forks, rank
-from synchromesh.launch.launcher import launch
+from synchromesh.launcher import forks, rank
+from synchromesh.launcher.launcher import launch
 from synchromesh.study.processes import RANK, STUDY
 
 # ranks have these imported when they begin: one import for all

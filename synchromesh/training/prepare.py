@@ -19,6 +19,7 @@ from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.programs.model import Model
+from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
@@ -60,6 +61,7 @@ def prepare(
     those of a model that was built with values. Raises ValueError for a plan that does not fit,
     for ranks that disagree, and for a tensor on the meta device that nothing initialises."""
     _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry, autocast)
+    know_encodings()
     _check_tensors(model)
     _check_free(model)
     chosen = checked_plan(plan)

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import Signals
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-LAUNCHING = (str(Path(__file__).parents[1] / "launch" / "rank.py"), "<frozen runpy>")
+LAUNCHING = (str(Path(__file__).parents[1] / "launcher" / "rank.py"), "<frozen runpy>")
 # What gloo says where another rank does not answer: its source line, then the reason.
 UNANSWERED = re.compile(r"\[\S*gloo/transport/\S+\] ([^.\[]*)")
 GONE = "lost the connection to another rank, which failed, was killed or had ended before"

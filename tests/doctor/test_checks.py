@@ -9,13 +9,13 @@ import pytest
 from synchromesh.doctor.checks import GB, Finding, Ports, alone, checks
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
 from synchromesh.doctor.survey import Survey
-from synchromesh.launch.machine import Machine
+from synchromesh.launcher.machine import Machine
 
 FINE = Machine(
     rank=0, host="a", place="a 1", boot="a", device="cpu", cuda=False, nccl=False, nvidia=False,
     memory_bytes=16 * GB, physical_bytes=32 * GB, limit_bytes=16 * GB, free_bytes=12 * GB,
-    disk_bytes=100 * GB, processors=(0, 1, 2, 3), quota=0.0, threads=2, torch="2.13.0",
-    python="3.11.7", synchromesh="0.1.0", addresses={"eth0": "10.0.0.1"},
+    disk_bytes=100 * GB, processors=(0, 1, 2, 3), quota=0.0, load=0.2, threads=2,
+    torch="2.13.0", python="3.11.7", synchromesh="0.1.0", addresses={"eth0": "10.0.0.1"},
     own_address="10.0.0.1", variables={"OMP_NUM_THREADS": "2"},
 )  # fmt: skip
 
@@ -47,8 +47,8 @@ def told(found: Survey, port: Ports | None = None) -> list[Finding]:
 
 def test_nothing_is_wrong_with_good_machines() -> None:
     found = checks(survey(), Ports(29500, taken=False))
-    assert [x.level for x in found] == ["ok"] * 11
-    assert len({x.check for x in found}) == 11 and all(x.sentence for x in found)
+    assert [x.level for x in found] == ["ok"] * 12
+    assert len({x.check for x in found}) == 12 and all(x.sentence for x in found)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,9 @@ def test_nothing_is_wrong_with_good_machines() -> None:
         ({"torch": "2.11.0"}, "problem", "versions",
          "ranks differ in torch (2.13.0 on ranks 0, 1, 2; 2.11.0 on rank 3): install the same "
          "everywhere"),
+        ({"load": 8.5}, "warning", "load",
+         "b has had 8.5 programs for each of its cores in the last minutes, which what is "
+         "measured now shares with them: end them, or measure again later"),
         ({"synchromesh": "0.0.9"}, "problem", "versions", "ranks differ in synchromesh (0.1.0"),
         ({"python": "3.12.1"}, "warning", "versions", "ranks differ in python (3.11.7"),
         ({"variables": {}, "threads": 4}, "warning", "threads",

@@ -20,7 +20,7 @@ from synchromesh.doctor.links import CollectiveTiming, Line, MessageTiming
 from synchromesh.doctor.survey import hosts, pairs, survey
 from synchromesh.engine.groups import World
 from synchromesh.engine.reduce_scatter import PLAIN
-from synchromesh.launch import machine
+from synchromesh.launcher import machine
 from synchromesh.values.cluster import Cluster
 from tests.doctor.test_checks import FINE
 from tests.doctor.test_checks import survey as surveyed

@@ -18,7 +18,7 @@ from synchromesh.engine import reduce_scatter
 from synchromesh.engine.groups import World
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.reduce_scatter import PLAIN, WAYS, quickest
-from synchromesh.launch import rendezvous
+from synchromesh.launcher import rendezvous
 from synchromesh.values.fault import Fault
 from tests.ranks import run
 

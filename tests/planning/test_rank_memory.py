@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine import heap
-from synchromesh.launch.rank import SHORTAGE
+from synchromesh.launcher.rank import SHORTAGE
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.problem import Headroom
 from synchromesh.planning import rank_memory

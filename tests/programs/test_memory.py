@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from synchromesh.launch.machine import device_bytes
+from synchromesh.launcher.machine import device_bytes
 from synchromesh.programs.memory import LiveBytes, process_bytes, storage_bytes
 
 KB = 1000

@@ -108,6 +108,9 @@ def test_a_damaged_run_json_is_named(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "copied").mkdir()
+    with pytest.raises(ValueError, match="copied: no checkpoint lies in it"):
+        Resumed.of(str(tmp_path / "copied"))
+    (tmp_path / "copied" / NAME).write_text("{}")
     assert Resumed.of(str(tmp_path / "copied")) == Resumed(tmp_path / "copied", None)
 
 

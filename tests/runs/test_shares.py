@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from synchromesh.runs.shares import mean, shares, waits
 from synchromesh.runs.spans import Recording, Span
+from synchromesh.runs.watches import steps_recorded
 from tests.runs.drawn import drawn
 
 
@@ -101,3 +102,11 @@ def test_shares_add_up(
         assert found.hidden <= found.computation + 1e-12
         assert -1e-12 <= found.waiting <= found.exposed + 1e-12
         assert sum(found.exposed_by.values()) == pytest.approx(found.exposed)
+
+
+def test_an_idle_rank_has_no_part_in_the_mean() -> None:
+    works = drawn(0, compute="########..", all_reduce="........aa")
+    waits_on = drawn(1, compute="..........", all_reduce="aaaaaaaaaa")
+    recorded = steps_recorded([works, waits_on], [0, 0])
+    assert recorded.share("computation") == 0.8 and recorded.share("exposed") == pytest.approx(0.2)
+    assert recorded.shares[1]["exposed"] == pytest.approx(1.0)

@@ -1,5 +1,6 @@
 """A batch: its tensor leaves, and the rows that dim 0 of them is."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,21 +20,38 @@ class Leaf:
     tensor: Tensor
 
 
+def know_encodings() -> None:
+    """Lets pytrees see inside batches of transformers' tokenizers, whose mapping is no dict, where
+    it is imported."""
+    kind = getattr(sys.modules.get("transformers.tokenization_utils_base"), "BatchEncoding", None)
+    if kind is None or kind in pytree.SUPPORTED_NODES:
+        return
+
+    def keyed(batch: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
+        return [(pytree.MappingKey(k), v) for k, v in batch.items()], list(batch)
+
+    pytree.register_pytree_node(
+        kind, lambda batch: (list(batch.values()), list(batch)),
+        lambda values, keys: kind(dict(zip(keys, values, strict=True))),
+        serialized_type_name="transformers.BatchEncoding", flatten_with_keys_fn=keyed,
+    )  # fmt: skip
+
+
 def leaves(batch: Any) -> list[Leaf]:
     """The tensor leaves of a batch in flattening order, named by path: `x`, `0`, `inputs.mask`."""
     named = []
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         if isinstance(leaf, Tensor):
-            named.append(Leaf(_name(path), leaf))
+            named.append(Leaf(path_name(path), leaf))
         if remedy := undivided(leaf):
             raise ValueError(
-                f"the rows of {type(leaf).__name__} ({_name(path)}) in the batch cannot be "
+                f"the rows of {type(leaf).__name__} ({path_name(path)}) in the batch cannot be "
                 f"divided over ranks: {remedy}"
             )
     return named
 
 
-def _name(path: Any) -> str:
+def path_name(path: Any) -> str:
     keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
     return ".".join(str(k) for k in keys) or "batch"
 

@@ -231,8 +231,10 @@ def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.Expor
     def shape(leaf: Any) -> Any:
         return {0: dim} if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
 
-    shapes = (pytree.tree_map(shape, sample),)
-    return torch.export.export(module, (sample,), dynamic_shapes=shapes, strict=False)
+    shapes = pytree.tree_map(shape, sample)
+    if type(sample) not in pytree.BUILTIN_TYPES:  # torch wants a list for any other
+        shapes = pytree.tree_leaves(shapes, is_leaf=lambda x: x is None or type(x) is dict)
+    return torch.export.export(module, (sample,), dynamic_shapes=(shapes,), strict=False)
 
 
 @contextmanager

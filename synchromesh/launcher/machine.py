@@ -45,6 +45,7 @@ class Machine:
     disk_bytes: int  # free where the command was started
     processors: tuple[int, ...]  # that this process may run on
     quota: float  # cores that the control group allows; 0: all
+    load: float  # programs that wanted to compute, over its cores: the mean of five minutes
     threads: int
     torch: str
     python: str
@@ -85,8 +86,9 @@ def machine_of(rank: int, device: torch.device) -> Machine:
         cuda=torch.cuda.is_available(), nccl=dist.is_available() and dist.is_nccl_available(),
         nvidia=Path("/dev/nvidiactl").exists(), memory_bytes=memory, physical_bytes=physical,
         limit_bytes=limit, free_bytes=max(0, free), disk_bytes=shutil.disk_usage(".").free,
-        processors=_processors(), quota=_quota(), threads=torch.get_num_threads(),
-        torch=torch.__version__, python=platform.python_version(), synchromesh=VERSION,
+        processors=_processors(), quota=_quota(), load=os.getloadavg()[1] / (os.cpu_count() or 1),
+        threads=torch.get_num_threads(), torch=torch.__version__,
+        python=platform.python_version(), synchromesh=VERSION,
         addresses=_addresses(), own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     )  # fmt: skip

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from synchromesh.launch import forks
-from synchromesh.launch import launcher as launching
-from synchromesh.launch.forks import forked
-from synchromesh.launch.launcher import Ending, launch
-from synchromesh.launch.rank import LAUNCHER, SHORTAGE
+from synchromesh.launcher import forks
+from synchromesh.launcher import launcher as launching
+from synchromesh.launcher.forks import forked
+from synchromesh.launcher.launcher import Ending, launch
+from synchromesh.launcher.rank import LAUNCHER, SHORTAGE
 
 SCRIPT = """
 import os, signal, sys, time
@@ -130,7 +130,7 @@ def test_a_rank_that_dies_without_an_error(
 def test_a_killed_rank_is_told_with_what_was_said_of_its_memory(tmp_path: Path) -> None:
     said = "the plan 'data' is predicted to need 3.0 GB"
     body = (
-        "from synchromesh.launch.rank import report_shortage\n"
+        "from synchromesh.launcher.rank import report_shortage\n"
         f'report_shortage("nothing yet"); report_shortage("{said}")\n'
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

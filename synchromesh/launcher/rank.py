@@ -1,8 +1,8 @@
 """One rank's process: it dies with its launcher, leaves a record of its error, and ends cleanly.
 
-    python -m synchromesh.launch.rank [-m MODULE | SCRIPT] [ARGUMENTS]
+    python -m synchromesh.launcher.rank [-m MODULE | SCRIPT] [ARGUMENTS]
 
-`launch` starts it so, or as a fork (launch/forks.py), in torchrun's environment.
+`launch` starts it so, or as a fork (launcher/forks.py), in torchrun's environment.
 
 A process that the kernel kills cannot say why. So a rank whose plan is predicted not to fit leaves
 that shortage in the file that `SYNCHROMESH_SHORTAGE` names, and whoever has started the ranks says

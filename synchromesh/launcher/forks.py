@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from synchromesh.launch import rank
+from synchromesh.launcher import rank
 
 
 def safe() -> bool:

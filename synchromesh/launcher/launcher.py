@@ -2,7 +2,7 @@
 
 The first rank that fails ends the run: the others get SIGTERM and, three seconds later, SIGKILL. A
 signal to the launcher goes to every rank, which may take `grace` seconds to checkpoint; a second
-signal kills them at once. A rank dies with its launcher (launch/rank.py). Nothing is restarted."""
+signal kills them at once. A rank dies with its launcher (rank.py). Nothing is restarted."""
 
 import json
 import logging
@@ -26,12 +26,12 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 
-from synchromesh.launch.forks import Fork
-from synchromesh.launch.rank import LAUNCHER, SHORTAGE, reported_shortage
-from synchromesh.launch.scratch import scratch
+from synchromesh.launcher.forks import Fork
+from synchromesh.launcher.rank import LAUNCHER, SHORTAGE, reported_shortage
+from synchromesh.launcher.scratch import scratch
 from synchromesh.values.fault import Fault
 
-RANK = (sys.executable, "-u", "-m", "synchromesh.launch.rank")  # a new rank's process
+RANK = (sys.executable, "-u", "-m", "synchromesh.launcher.rank")  # a new rank's process
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.launch.scratch import scratch
+from synchromesh.launcher.scratch import scratch
 
 
 @pytest.fixture(autouse=True)

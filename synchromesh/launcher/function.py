@@ -1,0 +1,57 @@
+"""A function on local ranks: for notebooks, and scripts that are no command of their own."""
+
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+T = TypeVar("T")
+
+
+def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
+    """What `function(*args)` returns on rank 0 of `nproc` processes of this machine, in which
+    `prepare` finds the others. They are forks: the function may stand in a notebook and read what
+    is there, and changes of that are not seen here. Each computes with one thread.
+
+    ValueError for fewer processes than one, in a rank of another launch, or once CUDA is in use,
+    which forks do not survive; RuntimeError with the first failing rank's traceback."""
+    if nproc < 1:
+        raise ValueError(f"launch: nproc should be at least 1, not {nproc}")
+    if "RANK" in os.environ:
+        raise ValueError(
+            f"launch: this process is rank {os.environ['RANK']} of a launch already: call the "
+            "function itself"
+        )
+    if torch.cuda.is_initialized():
+        raise ValueError(
+            "launch: this process has begun to use a GPU, which its forks could not: restart it, "
+            "and put models on devices inside of the function alone"
+        )
+
+    def rank() -> T:
+        torch.set_num_threads(1)  # more than one may wait for ever behind a fork
+        return function(*args)
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=nproc, run_id=uuid.uuid4().hex, max_restarts=0,
+        rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", start_method="fork",
+        monitor_interval=0.1, logs_specs=DefaultLogsSpecs(),
+    )  # fmt: skip
+    try:
+        returned: T = elastic_launch(config, rank)()[0]
+    except ChildFailedError as error:
+        number, failure = error.get_first_failure()
+        raise RuntimeError(_told(failure.message, number, nproc)) from None
+    return returned
+
+
+def _told(message: Any, rank: int, ranks: int) -> str:
+    """Of what torch's agent has kept of a rank's end."""
+    kept = message.get("message", message) if isinstance(message, dict) else message
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return f"rank {rank} of {ranks} failed: {extra.get('py_callstack') or kept}"

@@ -1,0 +1,66 @@
+"""docs/from-your-loop.md: every block as it is printed, each "after" beside its "before"."""
+
+import os
+import re
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.ranks import run
+
+PAGE = (Path(__file__).parents[2] / "docs/from-your-loop.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+FIRST, *SECTIONS = PAGE.split("\n## ")
+LOOPS = {s.splitlines()[0]: BLOCK.findall(s) for s in SECTIONS if "Before" in s}
+(COMMON,) = BLOCK.findall(FIRST)
+
+
+def weights(block: str, folder: str) -> dict[str, Tensor]:
+    """What a block leaves, in a folder that ranks share."""
+    os.chdir(folder)
+    if "init_process_group" in block:
+        dist.destroy_process_group()
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            port = free.getsockname()[1]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    exec(compile(COMMON + block, "from-your-loop.md", "exec"), {"__name__": "script"})
+    if dist.is_initialized():
+        dist.barrier()
+    left: dict[str, Tensor] = torch.load("weights.pt")
+    return left
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_behind_is_as_the_one_before(name: str, ranks: int, tmp_path: Path) -> None:
+    before, after = LOOPS[name]
+    want = run(1, weights, before, str(tmp_path))[0]
+    for got in run(ranks, weights, after, str(tmp_path)):
+        assert got.keys() == want.keys()
+        assert all(torch.allclose(got[n], want[n], rtol=1e-4, atol=1e-6) for n in want)
+
+
+def pretrained(block: str, folder: str) -> None:
+    os.chdir(folder)
+    exec(compile("import torch\n" + block, "from-your-loop.md", "exec"), {"__name__": "script"})
+
+
+def test_a_pretrained_model_is_saved_as_one(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (block,) = (b for s in SECTIONS for b in BLOCK.findall(s) if "save_pretrained" in b)
+    kind = transformers.AutoModelForSequenceClassification
+    small = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=16,
+    )  # fmt: skip
+    kind.from_config(small).save_pretrained(tmp_path / "pretrained")
+    run(2, pretrained, block, str(tmp_path))
+    folders = tmp_path / "pretrained", tmp_path / "trained"
+    before, after = (kind.from_pretrained(folder).state_dict() for folder in folders)
+    changed = [n for n in before if not torch.equal(before[n], after[n])]
+    assert before.keys() == after.keys() and len(changed) > len(before) // 2
