@@ -262,7 +262,7 @@ CLAIMS = (
     Claim(
         "curve", "deviation of {steps} losses: switched, in stages, resumed",
         CURVE, switched, DEVIATION,
-        (*STEP, *STATE, "synchromesh/cli", "synchromesh/launch", "synchromesh/runs"),
+        (*STEP, *STATE, "synchromesh/cli", "synchromesh/launcher", "synchromesh/runs"),
     ),
     Claim(
         "carry", "LSTM with carried state on PTB, deviation of {steps} losses in {plans} ways",
@@ -272,7 +272,7 @@ CLAIMS = (
         "large", "`auto` on hosts of 1 GiB, {held:.1f} times that held: deviation of {steps} "
         "losses",
         LARGE, large, DEVIATION,
-        (*PLAN, *HOSTS, *STATE, "synchromesh/cli", "synchromesh/launch"),
+        (*PLAN, *HOSTS, *STATE, "synchromesh/cli", "synchromesh/launcher"),
     ),
     Claim(
         "adapt", "steps until a plan is switched after links became slow",

@@ -232,7 +232,7 @@ def export_with(module: StepModule, sample: Any, dim: Any) -> torch.export.Expor
         return {0: dim} if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
 
     shapes = pytree.tree_map(shape, sample)
-    if type(sample) not in pytree.BUILTIN_TYPES:  # torch wants a list for any other
+    if type(sample) in pytree.SUPPORTED_NODES.keys() - pytree.BUILTIN_TYPES:  # torch wants a list
         shapes = pytree.tree_leaves(shapes, is_leaf=lambda x: x is None or type(x) is dict)
     return torch.export.export(module, (sample,), dynamic_shapes=(shapes,), strict=False)
 
