@@ -23,6 +23,7 @@ from synchromesh.results.study import StudyResults
 from synchromesh.results.table import table
 from synchromesh.study import strategy, turns
 from synchromesh.values import document
+from synchromesh.values.extras import require
 from synchromesh.values.fault import Stopped
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def main(args: argparse.Namespace) -> int:
     from synchromesh.study.folder import StudyFolder
 
     ranks.refuse_inside("compare", "it")
+    require("report")
     asked = AskedStudy(args)
     folder = StudyFolder(Path(os.path.abspath(args.output)))
     signal.signal(signal.SIGTERM, _stopped)

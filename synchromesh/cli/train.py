@@ -12,6 +12,7 @@ from synchromesh.cli.command import command, either, option
 from synchromesh.launcher.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
+from synchromesh.values.extras import require
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ COMMAND = command(
     option("--output", metavar="DIR", help="default runs/NAME-TIME"),
     option("--checkpoint-every", type=options.positive, metavar="N",
            help="steps; besides each epoch"),
+    option("--keep", type=options.positive, metavar="N",
+           help="the newest checkpoints that stay, besides the best; default: all"),
+    option("--best", metavar="METRIC",
+           help="by which an epoch is; `loss`: of training; NAME:min and NAME:max say which is "
+           "better; default: the greatest of the first metric"),
+    option("--patience", type=options.positive, metavar="N",
+           help="epochs without a better one until training ends"),
     option("--resume", metavar="DIR", help="a run's folder, or one checkpoint"),
     option("--adapt", action=argparse.BooleanOptionalAction,
            help="watch what steps take and shift to a better plan when links or devices "
@@ -90,6 +98,8 @@ class Asked:
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Asked":
         """ValueError for what cannot be."""
+        if args.tensorboard:
+            require("tensorboard")
         resumed = Resumed.of(args.resume) if args.resume else None
         before = resumed.folder.asked() if resumed and resumed.folder else {}
         plan = options.plan(args.plan or _plan_before(args, before))
@@ -114,7 +124,8 @@ class Asked:
             resumed=self.resumed,
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
             adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
-            command=tuple(args.words), headroom=args.headroom,
+            command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
+            patience=args.patience,
         )  # fmt: skip
 
 

@@ -34,7 +34,8 @@ def train(job: Job, document: TextIO | None) -> int:
             job.workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-            autocast=options.precision(job.bf16), headroom=job.headroom,
+            autocast=options.precision(job.bf16), headroom=job.headroom, keep=job.keep,
+            best=job.best, patience=job.patience,
             on_event=report.take, say=display.say,
         )  # fmt: skip
     finally:

@@ -123,12 +123,22 @@ class Fetch:
         for process in workers_read._workers:  # type: ignore[attr-defined]
             process.terminate = process.kill  # as SIGTERM is for the run (`_Begin`)
         _READING.add(workers_read)
-        read = ((upcoming.asked.popleft(), reading) for reading in workers_read)
+        read = self._answers(workers_read, requests, upcoming)
         if self._cuda:
             yield from _arriving(read, self.device)
         else:
             for request, reading in read:
                 yield request, self._arrived(reading)
+
+    @staticmethod
+    def _answers(
+        read: Iterable[Reading], requests: Iterable[Request], upcoming: "_RequestQueue"
+    ) -> Iterator[tuple[Request, Reading]]:
+        """Until another iteration takes over workers that stay: what they owe is that one's."""
+        for reading in read:
+            yield upcoming.asked.popleft(), reading
+            if upcoming.requests is not requests:
+                return
 
     def _arrived(self, reading: Reading) -> Reading:
         if self.loading.pin_memory and self._cuda:

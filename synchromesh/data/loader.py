@@ -15,7 +15,7 @@ from synchromesh.data.padding import Padding
 from synchromesh.data.reading import Collate, OwnRows, Ranges
 from synchromesh.data.samples import SampleReader, SampleSource, sample_count
 from synchromesh.data.stream import Agree, StreamReader, StreamSource, division
-from synchromesh.data.torch_loader import drawn
+from synchromesh.data.torch_loader import drawn, same_order
 from synchromesh.engine.batches import fingerprint
 from synchromesh.workloads.workload import is_stream, read_once
 
@@ -38,8 +38,10 @@ class Batching:
     def whole(self) -> bool:
         return self.drop_last or self.continuing
 
-    def ordered_as(self, other: "Batching") -> bool:
-        return self.shuffle == other.shuffle and self.sampler is other.sampler
+    def reads_as(self, other: "Batching") -> bool:
+        """Whether a loader of the one is that of the other, asked for again."""
+        alike = _code(self.collate) == _code(other.collate) and self.shuffle == other.shuffle
+        return alike and same_order(self.sampler, other.sampler)
 
 
 class Loader:
@@ -225,6 +227,11 @@ class Loader:
         ranges = self.rows_of(count)
         assert all(0 <= a <= b <= count for a, b in ranges), f"rows {ranges} of {count}"
         return ranges
+
+
+def _code(function: Any) -> Any:
+    """Equal for a function that is defined anew, as a lambda in a loop is."""
+    return getattr(function, "__code__", function)
 
 
 def _divided(parts: Sequence[Sequence[Sequence[int]]]) -> int:

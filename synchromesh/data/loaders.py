@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from synchromesh.data.cursor import Cursor
-from synchromesh.data.fetch import Loading
+from synchromesh.data.fetch import Loading, LoadingOptions
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.padding import Padding
 from synchromesh.data.reading import OwnRows
@@ -23,18 +23,22 @@ class Loaders:
     """One for each data set and order of rows, as they were asked for. own_rows(rows): of a global
     batch, this rank's. carries: whether a row goes on in the same row of the next batch."""
 
-    def __init__(self, own_rows: OwnRows, world: World, carries: bool = False) -> None:
+    def __init__(
+        self, own_rows: OwnRows, world: World, carries: bool = False, model: Any = None
+    ) -> None:
         self._own_rows, self._world, self._carries = own_rows, world, carries
+        config = getattr(model, "config", None)  # of transformers
+        self._longest: int | None = getattr(config, "max_position_embeddings", None)
         self.place = ""  # of the batch that was handed out last
         self.begins = False  # whether that was the first one of an epoch, until it is trained on
-        self.gave = False  # whether the batch to come has been chosen here, or by `Trainer.shard`
+        self.gave = 0  # batches to come that were chosen here, or by `Trainer.shard`
         self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
 
     def unknown(self, steps: int) -> bool:
         """Whether it is to be looked at after so many updates whether ranks have equal rows, as
         those of a plain DataLoader are."""
-        given, self.gave = self.gave, False
+        given, self.gave = self.gave, max(0, self.gave - 1)
         return not given and steps % LOOKED_AT == 0
 
     def asked(
@@ -47,7 +51,8 @@ class Loaders:
             if batch_size is None:
                 raise ValueError("loader: give batch_size, the rows of a batch over all ranks")
             return self.one(dataset, batch_size, batching, seed, options)
-        added = {name: options[name] for name in ("pad", "lengths") if name in options}
+        added = {name: options[name] for name in options if name in ("pad", "lengths")}
+        Loading.of(dict.fromkeys(options.keys() - LoadingOptions.__annotations__.keys()))
         known = {"continuing": False} | dict.fromkeys(added)
         said = {"batch_size": batch_size, **vars(batching), **options, **known}
         if twice := [name for name, value in said.items() if value]:
@@ -55,13 +60,14 @@ class Loaders:
                 f"loader: the DataLoader says {', '.join(twice)} itself: give it alone, or its "
                 "data set in its place"
             )
-        words, continuing = TorchLoader(dataset), batching.continuing
+        words = TorchLoader(dataset)
         batching = Batching(
-            words.shuffle, dataset.drop_last, dataset.collate_fn, continuing, words.sampler
-        )
+            words.shuffle, words.batches.drop_last, dataset.collate_fn, batching.continuing,
+            words.sampler,
+        )  # fmt: skip
         seed = seed if words.seed is None else words.seed
         options = {**words.options, **added}
-        return self.one(dataset.dataset, words.batch_size, batching, seed, options)
+        return self.one(dataset.dataset, words.batches.batch_size, batching, seed, options)
 
     def one(
         self, dataset: Any, batch_size: int, batching: Batching, seed: int,
@@ -74,10 +80,10 @@ class Loaders:
                 "a carry goes from row i of a batch to row i of the next, and shuffled samples do "
                 "not follow each other: give continuing=True in place of shuffle=True"
             )
-        batching, loading = _loading_of(batching, options)
+        batching, loading = _loading_of(batching, options, self._longest)
         asked = _settings(batch_size, batching, seed, loading)
         for loader, its_seed in self._made.items():
-            if loader.dataset is dataset and loader.batching.ordered_as(batching):
+            if loader.dataset is dataset and loader.batching.reads_as(batching):
                 _refuse_other(loader, its_seed, asked)
                 return loader
         loader = Loader(
@@ -92,7 +98,7 @@ class Loaders:
 
     def _note(self, loader: Loader) -> None:
         self.place, self.begins = loader.place, loader.cursor.position == loader.rows
-        self.gave = True
+        self.gave += 1
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
@@ -140,20 +146,16 @@ class Loaders:
             )
 
 
-def _loading_of(batching: Batching, options: Mapping[str, Any]) -> tuple[Batching, Loading]:
+def _loading_of(
+    batching: Batching, options: Mapping[str, Any], longest: int | None
+) -> tuple[Batching, Loading]:
     """`options` without those of the batching: what torch calls `collate`, and the padding."""
     given = dict(options)
     collate: Any = given.pop("collate_fn", None)
-    pad, lengths = given.pop("pad", None), tuple(given.pop("lengths", ()))
     if batching.collate is not None and collate is not None:
         raise ValueError("collate and collate_fn are the same: give one of them")
     collate = batching.collate or collate
-    padding = Padding.of(collate, lengths) if pad is None else Padding(dict(pad), lengths)
-    if lengths and padding is None:
-        raise ValueError(
-            "lengths are of batches that are padded: give pad={name: value} too, or a collator of "
-            "transformers that has a tokenizer with a padding token"
-        )
+    padding = Padding.of(collate, given.pop("pad", None), given.pop("lengths", ()), longest)
     return replace(batching, collate=collate, padding=padding), Loading.of(given)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,15 +28,18 @@ class TorchLoader:
     def __post_init__(self) -> None:
         """ValueError where it reads in a way that has no such words."""
         loader, kind = self.loader, type(self.loader)
-        batches = getattr(loader, "batch_sampler", None)
+        batches = loader.batch_sampler
         remedy = ""
         if kind.__iter__ is not DataLoader.__iter__:
             remedy = f"{kind.__name__} iterates in a way of its own: give its data set"
-        elif batches is not None and type(batches) is not BatchSampler:
-            remedy = "it has a batch_sampler: give it batch_size and sampler"
-        elif loader.batch_size is None:
+        elif batches is None:
             remedy = "it has batch_size=None: give it the rows of a global batch"
-        elif isinstance(loader.sampler, DistributedSampler):
+        elif type(batches) is not BatchSampler:
+            remedy = (
+                f"its batch_sampler ({type(batches).__name__}) makes batches of its own: give it "
+                "batch_size and sampler"
+            )
+        elif isinstance(batches.sampler, DistributedSampler):
             remedy = (
                 "its DistributedSampler gives each rank other samples: leave it out, and give "
                 "batch_size as that of all ranks together"
@@ -49,28 +53,29 @@ class TorchLoader:
             raise ValueError(f"the DataLoader cannot be taken over, as {remedy}")
 
     @property
-    def batch_size(self) -> int:
-        """Rows over all ranks."""
-        assert self.loader.batch_size is not None  # refused above
-        return self.loader.batch_size
+    def batches(self) -> BatchSampler:
+        """Its size of a batch, that over all ranks, and its order of samples."""
+        assert type(self.loader.batch_sampler) is BatchSampler  # refused above
+        return self.loader.batch_sampler
 
     @property
     def seed(self) -> int | None:
-        """Of its generator, where it has one."""
-        generator = self.loader.generator
-        return None if generator is None else generator.initial_seed() % Cursor.MOST
+        """Of its generator, or its sampler's, where it has one."""
+        generators = (self.loader.generator, getattr(self.batches.sampler, "generator", None))
+        made = next((g for g in generators if isinstance(g, torch.Generator)), None)
+        return None if made is None else made.initial_seed() % Cursor.MOST
 
     @property
     def shuffle(self) -> bool:
         """Whether each epoch is a permutation of all samples."""
-        sampler = self.loader.sampler
+        sampler = self.batches.sampler
         plain = type(sampler) is RandomSampler and not sampler.replacement
         return plain and len(sampler) == len(self.loader.dataset)  # type: ignore[arg-type]
 
     @property
     def sampler(self) -> Any:
         """Its order, where that is neither the data set's nor a permutation."""
-        sampler = self.loader.sampler
+        sampler = self.batches.sampler
         stream = isinstance(self.loader.dataset, IterableDataset)
         return None if stream or self.shuffle or type(sampler) is SequentialSampler else sampler
 
@@ -82,6 +87,20 @@ class TorchLoader:
         if loader.num_workers:
             options |= {name: getattr(loader, name) for name in OF_WORKERS}
         return options
+
+
+def same_order(a: Any, b: Any) -> bool:
+    """Whether two samplers are one, made anew: of one class and equal attributes."""
+    if a is b or type(a) is not type(b) or not hasattr(a, "__dict__"):
+        return a is b
+
+    def equal(name: str) -> bool:
+        x, y = vars(a).get(name), vars(b).get(name)
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return torch.equal(x, y)
+        return x is y or isinstance(x, torch.Generator) or (type(x) is type(y) and bool(x == y))
+
+    return vars(a).keys() == vars(b).keys() and all(map(equal, vars(a)))
 
 
 def drawn(sampler: Any, cursor: Cursor) -> list[int]:

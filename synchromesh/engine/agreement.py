@@ -80,7 +80,8 @@ MODELS_DIFFER = (
 DIFFERENCES = {  # by the name of the mark
     "batch": (
         "have a batch of another structure or shape than rank {0}: shapes may depend on the "
-        "number of rows only, so pad sequences to the same length on all ranks; what all rows "
+        "number of rows only, so pad sequences to the same length on all ranks (trainer.loader's "
+        "pad= does); what all rows "
         "share (0-d tensors, numbers, texts) must be the same too, so leave out what rows have "
         "beside tensors (names, ids)"
     ),
@@ -232,7 +233,7 @@ class RowAgreement:
             count, fault = -1, str(error)
         self._unknown = unknown and self.layouts[0].data > 1 and batches.tells_ranks_apart(batch)
         compared = self._unknown or any(x.tensor > 1 for x in self.layouts)
-        same = batches.checksum(batch) if compared else 0
+        same = batches.checksum(batch, self._unknown) if compared else 0
         data = batches.fingerprint(marks.data)
         report = RankReport(
             count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,

@@ -3,12 +3,15 @@
 import os
 import uuid
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from synchromesh.launcher.launcher import quiet
 
 T = TypeVar("T")
 
@@ -20,8 +23,10 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
 
     ValueError for fewer processes than one, in a rank of another launch, or once CUDA is in use,
     which forks do not survive; RuntimeError with the first failing rank's traceback."""
-    if nproc < 1:
-        raise ValueError(f"launch: nproc should be at least 1, not {nproc}")
+    if not callable(function) or not isinstance(nproc, int) or nproc < 1:
+        raise ValueError(
+            f"launch: give a function, and nproc of at least 1, not {function!r}, nproc={nproc!r}"
+        )
     if "RANK" in os.environ:
         raise ValueError(
             f"launch: this process is rank {os.environ['RANK']} of a launch already: call the "
@@ -33,9 +38,15 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
             "and put models on devices inside of the function alone"
         )
 
-    def rank() -> T:
+    def rank() -> T | None:
         torch.set_num_threads(1)  # more than one may wait for ever behind a fork
-        return function(*args)
+        try:
+            returned = function(*args)
+        except SystemExit as end:
+            raise RuntimeError(
+                f"the function has ended its process: exit code {end.code}"
+            ) from end
+        return _sendable(returned) if os.environ["RANK"] == "0" else None
 
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=nproc, run_id=uuid.uuid4().hex, max_restarts=0,
@@ -43,10 +54,23 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
         monitor_interval=0.1, logs_specs=DefaultLogsSpecs(),
     )  # fmt: skip
     try:
-        returned: T = elastic_launch(config, rank)()[0]
+        with quiet():
+            returned: T = elastic_launch(config, rank)()[0]
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         raise RuntimeError(_told(failure.message, number, nproc)) from None
+    return returned
+
+
+def _sendable(returned: T) -> T:
+    """What comes back to the process that has launched. RuntimeError for what cannot."""
+    try:
+        ForkingPickler.dumps(returned)
+    except Exception as error:
+        raise RuntimeError(
+            f"what the function returned ({type(returned).__name__}) cannot be sent "
+            f"to the process that has launched it: return numbers, or detached tensors ({error})"
+        ) from None
     return returned
 
 

@@ -104,7 +104,7 @@ def launch(
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
-    with scratch() as folder, _environment(ranks, folder), _quiet():
+    with scratch() as folder, _environment(ranks, folder), quiet():
         agent = _agent(command, ranks, folder, grace, forks)
         stopped = None
         try:
@@ -248,7 +248,7 @@ def _environment(ranks: int, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the agent's log lines: the launcher's caller says what happened, once."""
     known, prefix = list(logging.root.manager.loggerDict), "torch.distributed.elastic"
     loggers = [logging.getLogger(name) for name in known if name.startswith(prefix)]

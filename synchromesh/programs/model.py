@@ -1,9 +1,9 @@
 """The user's model in training: original names and shapes, this rank's shards, blocked calls."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar
 from weakref import WeakSet, ref
@@ -108,6 +108,8 @@ class Model:
         where another parameter or module is in the place of one that was prepared."""
         tables, keys, paths, known = self._references
         if (standing := [*map(id, map(dict.get, tables, keys))]) != known:
+            if self._shown:
+                raise ValueError("leave `with trainer.whole()` first: inside nothing is trained")
             pairs = zip(paths, standing, known, strict=True)
             name = next(path for path, a, b in pairs if a != b)
             raise ValueError(
@@ -216,12 +218,17 @@ class Model:
 
     @contextmanager
     def whole(self, entire: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        """The module with entire tensors, callable inside: buffers are copies. RuntimeError where
-        a parameter was changed."""
+        """The module with entire tensors, copies, callable inside. RuntimeError where a parameter
+        was changed."""
+
+        def apart(name: str) -> Tensor:
+            tensor, here = entire[name].detach(), self.local(name).untyped_storage().data_ptr()
+            return tensor.clone() if tensor.untyped_storage().data_ptr() == here else tensor
+
         tensors = {
-            name: nn.Parameter(entire[name].detach(), d.trainable)
+            name: nn.Parameter(apart(name), d.trainable)
             if name in self.parameters
-            else entire[name].detach().clone()
+            else apart(name)
             for name, d in self.described.items()
         }
         versions = {name: tensors[name]._version for name in self.parameters}
@@ -251,13 +258,14 @@ class Model:
     @contextmanager
     def open(self) -> Iterator[nn.Module]:
         """The module with this rank's tensors, callable inside."""
+        outer, self._shown = self._shown, True
         self.unblock()
-        self._shown = True
         try:
             yield self.module
         finally:
-            self._shown = False
-            self.block()
+            self._shown = outer
+            if not outer:
+                self.block()
 
     def block(self) -> None:
         """Makes a direct call of the module an error that says what to call; and its state_dict,
@@ -272,15 +280,15 @@ class Model:
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]
-        self.module.__dict__["forward"] = refuse
+        self.module.__dict__["forward"] = self.module.__dict__["__reduce_ex__"] = refuse
         self.module.__dict__["__deepcopy__"] = _copying(self)
         self._guards = self._guards or _guard(self)
         self.held.add(self)
 
     def unblock(self) -> None:
         self.held.discard(self)
-        self.module.__dict__.pop("forward", None)
-        self.module.__dict__.pop("__deepcopy__", None)
+        for name in ("forward", "__reduce_ex__", "__deepcopy__"):
+            self.module.__dict__.pop(name, None)
         if self._own_forward is not None:
             self.module.__dict__["forward"] = self._own_forward
 
@@ -311,23 +319,33 @@ def refuse_held(module: nn.Module, caller: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Guard:
+    """A hook that asks first; what is copied or unpickled with a module asks nobody."""
+
+    what: str
+    model: Callable[[], Model | None] = lambda: None
+    parts: Container[int] = ()
+
+    def __call__(self, part: nn.Module, *_: Any) -> None:
+        if (model := self.model()) is not None and id(part) in self.parts:
+            model.refuse_cut(self.what)
+
+    def __reduce__(self) -> Any:
+        return _Guard, (self.what,)
+
+
 def _guard(model: Model) -> list[RemovableHandle]:
     """Lets state_dict and load_state_dict of the module and its parts ask first."""
-    of, parts = ref(model), {id(part) for part in model.module.modules()}
-
-    def ask(what: str) -> Callable[..., None]:
-        def asked(part: nn.Module, *_: Any) -> None:
-            if (guarded := of()) is not None and id(part) in parts:  # not a copy
-                guarded.refuse_cut(what)
-
-        return asked
-
+    parts = {id(part) for part in model.module.modules()}
+    asks = _Guard("its state_dict", ref(model), parts)
+    loads = _Guard("what load_state_dict sets", ref(model), parts)
     return [
         handle
         for part in model.module.modules()
         for handle in (
-            part.register_state_dict_pre_hook(ask("its state_dict")),
-            part.register_load_state_dict_pre_hook(ask("what load_state_dict sets")),
+            part.register_state_dict_pre_hook(asks),
+            part.register_load_state_dict_pre_hook(loads),
         )
     ]
 

@@ -177,4 +177,7 @@ class Job:
     trace_steps: tuple[int, int] | None = None  # that are recorded; None: one, after warm-up
     tensorboard: bool = False
     headroom: str | None = None  # of a device's memory
+    keep: int | None = None  # as the next two, of `fit`
+    best: str | None = None
+    patience: int | None = None
     command: tuple[str, ...] = ()  # the words of the command line

@@ -128,7 +128,9 @@ class PlanCheck:
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)
         self._planning.check_held(plan, placed)
-        self._notices.partitioned(plan, stated, made, step, self._model.parameters)
+        choice = self._planning.choice
+        given = choice is None or choice.chosen.plan != plan
+        self._notices.partitioned(plan, stated, made, step, self._model.parameters, given)
         self._notices.undivided(stated, made, step, rows)
         undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
         groups = PlanGroups(self._world, ranks, {*layouts, *undivided}, placed.values())

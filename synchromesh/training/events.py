@@ -106,7 +106,7 @@ class FitResult:
     losses: tuple[float, ...]  # global mean loss of each step of this call
     loss: float | None  # mean over the steps of the last epoch
     metrics: dict[str, float]  # of the last validation
-    best: float | None  # highest value of the first metric
+    best: float | None  # of the number by which epochs are compared (`fit`: best)
     seconds: float  # of training, validation and checkpoints
     samples_per_second: float  # of the last epoch
     step_seconds: float | None  # median of full-size steps; None where there were too few

@@ -1,7 +1,7 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
-import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -24,6 +24,7 @@ from synchromesh.engine.agreement import require_alike
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
+from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
@@ -37,7 +38,8 @@ REQUEST = "request"  # to stop, by the caller, where no signal is the cause
 def fit(
     workload: Workload, plan: Plan | str = "auto", *, epochs: int | None = None,
     steps: int | None = None, seed: int = 0, checkpoints: str | Path | None = None,
-    checkpoint_every: int | None = None, resume: str | Path | None = None,
+    checkpoint_every: int | None = None, keep: int | None = None, best: str | None = None,
+    patience: int | None = None, resume: str | Path | None = None,
     adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None,
@@ -46,8 +48,11 @@ def fit(
 
     epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
     seed: of the initial weights, the order of samples and random operators.
-    checkpoints: a folder that gets `epoch-N`, `best` (by the first metric) and, every
-    `checkpoint_every` steps, `step-N`.
+    checkpoints: a folder that gets `epoch-N`, `best` and, every `checkpoint_every` steps,
+    `step-N`. keep: how many of the newest stay, besides `best` (default: all).
+    best: the metric by which an epoch is, `loss` that of training; of losses, errors and
+    perplexities the least one, else the greatest, or as `NAME:min` and `NAME:max` say; default:
+    the greatest of the first metric. patience: epochs without a better one until training ends.
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
     autocast, headroom: as of `prepare`.
@@ -60,10 +65,12 @@ def fit(
     checkpoint could not be written."""
     if not isinstance(workload, Workload):
         raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
-    numbers = {"epochs": epochs, "steps": steps, "checkpoint_every": checkpoint_every}
+    numbers = {"epochs": epochs, "steps": steps, "keep": keep, "patience": patience}
+    numbers["checkpoint_every"] = checkpoint_every
     functions = {"on_event": on_event, "stop": stop, "say": say}
     if faults := [*_faults(numbers, functions, autocast, checkpoints)]:
         raise ValueError(f"fit: {'; '.join(faults)}")
+    by = Best.parse(best or ("" if workload.metric else "loss"))
     workload.check_batch()
     plan = checked_plan(plan)
     torch.manual_seed(seed)
@@ -77,7 +84,8 @@ def fit(
     requests = Stop(trainer, stop)
     loop = _Loop(
         workload, trainer, requests, on_event or (lambda _: None), epochs or workload.epochs,
-        steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed,
+        steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed, by,
+        keep, patience,
     )  # fmt: skip
     adapts = plan.automatic if adapt is None else adapt
     with requests.on_signals():
@@ -101,8 +109,9 @@ def _faults(
     for name, function in functions.items():
         if not (function is None or callable(function)):
             yield f"{name} must be a function, not {function!r}"
-    if "checkpoint_every" in given and folder is None:
-        yield "checkpoint_every needs a folder: checkpoints=..."
+    for name in ("checkpoint_every", "keep"):
+        if name in given and folder is None:
+            yield f"{name} needs a folder: checkpoints=..."
 
 
 class Stop:
@@ -160,6 +169,10 @@ class _Loop:
     folder: Path | None  # of checkpoints
     checkpoint_every: int | None  # steps
     seed: int
+    by: Best
+    keep: int | None  # checkpoints
+    patience: int | None  # epochs
+    since: int = 0  # epochs without a better one
     stopped: str = ""  # what has stopped it
     saved: Path | None = None
     unsaved: CheckpointError | None = None  # why the last checkpoint is missing
@@ -175,6 +188,7 @@ class _Loop:
         asked = {
             "the number of epochs": self.epochs, "the number of steps": self.steps,
             "the steps between checkpoints": self.checkpoint_every,
+            "the best epoch": [self.by.name, self.by.least, self.patience],
             "whether checkpoints are written": self.folder is not None,
             "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
             "whether there is validation": self._validates,
@@ -219,7 +233,8 @@ class _Loop:
         )  # fmt: skip
         if resume is not None:
             resume = self._checkpoint_at(resume)
-            best = trainer.resume(resume).get("best")
+            saved = trainer.resume(resume)
+            best, self.since = saved.get("best"), int(saved.get("since", 0))
             self.best = best if best is None else float(best)
         trainer.on_event = self._decided
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
@@ -242,6 +257,8 @@ class _Loop:
         self.emit(decision)
 
     def _more(self) -> bool:
+        if self.patience is not None and self.since >= self.patience:
+            return False
         if self.steps is not None:
             return self.trainer.steps < self.steps
         return self.loader.cursor.epoch < self.epochs
@@ -336,10 +353,17 @@ class _Loop:
         steps = self.trainer.steps
         self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
         self.emit(self.ended)
-        value = next(iter(metrics.values()), math.nan)
-        if not math.isnan(value) and (self.best is None or value > self.best):
-            self.best = value
+        try:
+            value = self.by.value(loss, metrics)
+        except ValueError:
+            self._save(f"epoch-{epoch}")
+            raise
+        self.since += 1
+        if self.by.better(value, self.best):
+            self.best, self.since = value, 0
             self._save("best")
+        elif self.since == self.patience:
+            self.trainer.options.say(f"training ends: {self.since} epochs brought no better one")
 
     def _save(self, name: str) -> None:
         """A checkpoint; where it cannot be written, training goes on and the next one may do."""
@@ -347,10 +371,14 @@ class _Loop:
             return
         path, steps = self.folder / name, self.trainer.steps
         try:
-            self.trainer.save(path, extra={"best": self.best})
+            self.trainer.save(path, extra={"best": self.best, "since": self.since})
         except CheckpointError as error:  # the same on all ranks
             self.unsaved = error
             return self.emit(events.NotSaved(path, steps, str(error)))
+        if self.trainer.rank == 0:
+            shutil.rmtree(self.folder / "best.previous", ignore_errors=True)
+            if self.keep is not None:
+                remove_older(self.folder, self.keep)
         self.saved, self.unsaved = path, None
         self.emit(events.Saved(path, steps))
 

@@ -40,11 +40,13 @@ class Notices:
 
     def partitioned(
         self, plan: Plan, stated: Sequence[Layout], partition: Partition, step: Step,
-        parameters: Collection[str],
+        parameters: Collection[str], given: bool = True,
     ) -> None:  # fmt: skip
         """Whatever in a partition is not as `plan` or its user may expect. stated: its layouts.
-        parameters: the model's names. ValueError where data ranks would come to different ones."""
-        self._unsharded(plan, stated, partition)
+        parameters: the model's names. given: the plan is the user's, not chosen here. ValueError
+        where data ranks would come to different parameters."""
+        if given:
+            self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
         divided = any(local.layout.data > 1 for local in partition.components)
         if not divided and any(spec.states != "none" for spec in plan.specs):

@@ -61,7 +61,7 @@ class Trainer:
         self.scheduler: LRScheduler | None = None
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
-        self._loaders = Loaders(self.own_rows, world, options.carry is not None)
+        self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)
         planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
         execution = Execution(model, optimizer, loss, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
@@ -139,7 +139,7 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
-        self._loaders.gave = True
+        self._loaders.gave += 1
         return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 
+from synchromesh.values.extras import remedy
+
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LAUNCHING = (str(Path(__file__).parents[1] / "launcher" / "rank.py"), "<frozen runpy>")
 # What gloo says where another rank does not answer: its source line, then the reason.
@@ -56,6 +58,8 @@ class Fault:
             return cls(printable(message(error)), "", 2)
         if isinstance(error, Refuted):
             return cls(printable(message(error)), "", 1)
+        if isinstance(error, ModuleNotFoundError) and (told := remedy(error.name or "")):
+            return cls(told, "", 2)
         trace = _traced(error)
         if isinstance(error, RuntimeError) and (gone := UNANSWERED.match(message(error))):
             reason = gone[1].strip()

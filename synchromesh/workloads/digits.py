@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from synchromesh.values.extras import remedy
 from synchromesh.workloads import image_nets
 from synchromesh.workloads.images import ImageFormat, Images, SyntheticImages, loss, metric
 from synchromesh.workloads.training import adamw, warm_up
@@ -38,7 +39,7 @@ def _file() -> Path:
     """Scikit-learn's own file of them, found without its import, which takes a second."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
-        raise ValueError("digits come with scikit-learn, which is not installed")
+        raise ValueError(f"digits come with scikit-learn: {remedy('sklearn')}")
     return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 

@@ -38,7 +38,7 @@ def test_a_length_is_rounded_up(length: int, padding: Padding, to: int) -> None:
 
 def test_in_front_of_dims_behind_and_by_path() -> None:
     batch = {"a": {"ids": torch.ones(2, 3, 5)}, "ids": torch.ones(2, 3), "n": 4}
-    padding = Padding({"a.ids": -1.5}, (4,), left=True)
+    padding = Padding({"a.ids": -1.5}, (4,), left=True, named=("a.ids",))
     made = padding.padded(batch, alone)
     assert made["a"]["ids"].shape == (2, 4, 5) and (made["a"]["ids"][:, 0] == -1.5).all()
     assert made["ids"] is batch["ids"] and made["n"] == 4
@@ -46,6 +46,16 @@ def test_in_front_of_dims_behind_and_by_path() -> None:
         Padding({"ids": 0}, (2,)).padded(batch, alone)
     with pytest.raises(ValueError, match="that grow"):
         Padding({"ids": 0}, (8, 4))
+
+
+def test_a_name_that_a_batch_has_not_is_told() -> None:
+    padding = Padding.of(None, {0: 7})
+    assert padding is not None and padding.padded((torch.ones(2, 3),), alone)[0].shape == (2, 16)
+    with pytest.raises(ValueError, match=r"'0': .* no such tensor, but ids, mask"):
+        padding.padded({"ids": torch.ones(2, 3), "mask": torch.ones(2, 3)}, alone)
+    for pad, lengths in ((0, ()), (None, 16), ({"ids": 0}, "16")):
+        with pytest.raises(ValueError, match="should be like"):
+            Padding.of(None, pad, lengths)
 
 
 def tokenizer() -> Any:
@@ -72,12 +82,26 @@ def sentences(count: int) -> list[dict[str, Any]]:
 
 
 def test_what_a_collator_of_transformers_fills_with() -> None:
-    from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+    from transformers import (
+        DataCollatorForMultipleChoice,
+        DataCollatorForTokenClassification,
+        DataCollatorWithPadding,
+    )
 
     tokens = tokenizer()
-    padding = Padding.of(DataCollatorWithPadding(tokens))
-    assert padding is not None and padding.most == 48 and not padding.left
-    assert padding.values["input_ids"] == 0 and padding.values["labels"] == -100
+    padding = Padding.of(DataCollatorWithPadding(tokens), most=40)
+    assert padding is not None and padding.most == 40 and not padding.left
+    assert padding.values["input_ids"] == 0 and "labels" not in padding.values, "of several labels"
+    rows = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 5)}
+    made = padding.padded(rows, alone)
+    assert made["input_ids"].shape == (2, 16) and made["labels"] is rows["labels"]
+    deep = {"input_ids": torch.ones(2, 4, 3)}
+    assert padding.padded(deep, alone)["input_ids"] is deep["input_ids"], "choices are no length"
+    assert Padding.of(DataCollatorForMultipleChoice(tokens)) is None
+    tokens.padding_side = "left"
+    both = Padding.of(DataCollatorWithPadding(tokens), {"positions": 1})
+    assert both is not None and both.left and both.values["positions"] == 1
+    assert both.values["attention_mask"] == 0
     labels = DataCollatorForTokenClassification(tokens, label_pad_token_id=-7)
     assert Padding.of(labels).values["labels"] == -7  # type: ignore[union-attr]
     assert Padding.of(DataCollatorWithPadding(tokens, padding="max_length", max_length=8)) is None

@@ -11,6 +11,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -83,7 +84,7 @@ def test_ranks_together_read_what_a_plain_loop_reads(name: str) -> None:
         order = [index[tuple(row)] for row in read]
         assert order == drawn(Twice(), Cursor()) and order[:5] == order[5:]
     if name == "weighted":
-        assert [index[tuple(row)] for row in read] == drawn(weighted(), Cursor())
+        assert [index[tuple(row)] for row in read] == drawn(weighted(), Cursor(seed=5))
     if name == "shuffled":
         assert len({index[tuple(row)] for row in read}) == 20
 
@@ -123,6 +124,7 @@ def test_a_sampler_leaves_generators_as_they_were() -> None:
 def test_words_of_a_loader() -> None:
     seeded = DataLoader(ROWS, 4, shuffle=True, generator=torch.Generator().manual_seed(9))
     assert (TorchLoader(seeded).seed, TorchLoader(seeded).shuffle) == (9, True)
+    assert TorchLoader(DataLoader(ROWS, 4, sampler=weighted())).seed == 5
     repeated = DataLoader(ROWS, 4, sampler=RandomSampler(ROWS, replacement=True))
     assert not TorchLoader(repeated).shuffle and TorchLoader(repeated).sampler is not None
 
@@ -149,6 +151,52 @@ def test_what_reads_in_another_way_is_refused() -> None:
 
 class Buckets(BatchSampler):
     pass
+
+
+def evaluated_within() -> list[list[float]]:
+    """What is trained on of a stream that workers which stay read, evaluated after a batch."""
+    trainer = trainer_of("single")
+    loader = trainer.loader(
+        DataLoader(stream("stream"), 4, num_workers=1, persistent_workers=True)
+    )
+    read = []
+    for number, (x, _) in enumerate(loader):
+        read.append(x[:, 0].tolist())
+        if not number:
+            trainer.evaluate(loader, lambda m, b: {"n": b[0].sum()})
+    trainer.close()
+    return read
+
+
+def test_an_evaluation_leaves_the_epoch_that_it_stands_in() -> None:
+    want = [x[:, 0].tolist() for x, _ in DataLoader(stream("stream"), 4)]
+    with one_trace():
+        assert run(1, evaluated_within)[0] == want
+
+
+def once_more() -> tuple[list[Any], bool, bool, bool]:
+    """Two epochs by a sampler that is made anew, and whether loaders are the same ones."""
+    trainer = trainer_of("single")
+    orders = []
+    for _ in range(2):
+        orders.append(
+            [x.tolist() for x, _ in trainer.loader(DataLoader(ROWS, 4, sampler=weighted()))]
+        )
+    first = trainer.loader(DataLoader(ROWS, 4, sampler=weighted()))
+    other = trainer.loader(DataLoader(ROWS, 4, sampler=SubsetRandomSampler(range(8))))
+    another = trainer.loader(DataLoader(ROWS, 4, sampler=SubsetRandomSampler(range(8, 16))))
+    plain = trainer.loader(DataLoader(ROWS, 4))
+    halved = trainer.loader(DataLoader(ROWS, 4, collate_fn=halves))
+    again = trainer.loader(DataLoader(ROWS, batch_sampler=BatchSampler(weighted(), 4, False)))
+    same = first is trainer.loader(DataLoader(ROWS, 4, sampler=weighted())) and again is first
+    trainer.close()
+    return orders, same, other is another, plain is halved
+
+
+def test_a_sampler_that_is_made_anew_goes_on() -> None:
+    with one_trace():
+        orders, same, split, collated = run(1, once_more)[0]
+    assert orders[0] != orders[1] and same and not split and not collated
 
 
 def same_rows() -> list[str]:

@@ -95,11 +95,15 @@ def looked_at() -> dict[str, Any]:
     """What is said of batches that ranks may have chosen without the plan."""
     agree = opened()
     rank = agree.group.index
+    border = torch.zeros(64, 1, 32, 32)
+    border[:, :, 2:-2, 2:-2] = 1.0 + rank
+    border[-1, 0, 5, 5] = 9.0
     numbers, few = torch.arange(32.0).view(4, 8), torch.arange(4.0).view(2, 2)
     cases = {
         "same": numbers,
         "other": numbers + rank,
         "constant": torch.ones(4, 8),
+        "images with a border": border,
         "few entries": few,
         "one row": numbers[:1].repeat(1, 2),
         "one constant row": torch.ones(1, 32),

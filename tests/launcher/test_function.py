@@ -1,6 +1,7 @@
 """A function on local ranks, as a notebook would start it."""
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -47,9 +48,18 @@ def test_a_rank_that_fails_ends_all_and_its_traceback_is_told() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_what_cannot_come_back_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0 of 1 failed.*\(function\) cannot be sent"):
+        sm.launch(lambda: lambda: 0, nproc=1)
+    with pytest.raises(RuntimeError, match="has ended its process: exit code 3"):
+        sm.launch(lambda: sys.exit(3), nproc=1)
+    assert sm.launch(lambda: (lambda: 0) if os.environ["RANK"] == "1" else 5) == 5
+
+
 def test_what_cannot_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="at least 1, not 0"):
-        sm.launch(print, nproc=0)
+    for function, nproc in ((print, 0), (print, "2"), (3, 2)):
+        with pytest.raises(ValueError, match="give a function, and nproc of at least 1"):
+            sm.launch(function, nproc=nproc)  # type: ignore[arg-type]
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     with pytest.raises(ValueError, match="has begun to use a GPU"):
         sm.launch(print)

@@ -1,6 +1,7 @@
 """A model that is trained as its owner sees it: whole, copied, averaged, saved, or refused."""
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def owned(plan: str) -> dict[str, Any]:
             whole.head.bias.mul_(1.0)  # type: ignore[union-attr, operator]
 
     found["changed"] = fault(change)
+    with trainer.whole(rank=0) as outer, trainer.whole() as inner:
+        if outer is not None:
+            outer.head.weight.data.zero_()  # type: ignore[union-attr, operator]
+        inner.head(torch.ones(6).double())  # type: ignore[union-attr, operator]
+        saved = io.BytesIO()
+        torch.save(inner, saved)
+        found["inside"] = fault(lambda: trainer.step(trainer.shard(batch(2))))
+    found["pickled"] = fault(lambda: torch.save(module, io.BytesIO()))
     found["state_dict"] = fault(module.state_dict)
     found["part"] = fault(module.head.state_dict)  # type: ignore[operator]
     found["load"] = fault(lambda: module.load_state_dict(state))
@@ -113,6 +122,8 @@ def test_a_model_is_whole_inside_and_refused_outside_where_it_is_cut(plan: str) 
         assert torch.allclose(found["gradient"], plain.head.weight.grad, rtol=1e-10)
         assert (found["one"] is None) == (rank == 0)
         assert "was changed inside" in found["changed"] and "ranks 0 to 1" in found["no such rank"]
+        assert "leave `with trainer.whole()` first" in found["inside"]
+        assert "held by Synchromesh" in found["pickled"]
         for name in ("state_dict", "part", "load", "average", "closed"):
             if found["cut"] and name != "part":
                 assert "cut over devices" in found[name], name
