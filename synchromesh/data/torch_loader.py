@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -96,8 +97,8 @@ def same_order(a: Any, b: Any) -> bool:
 
     def equal(name: str) -> bool:
         x, y = vars(a).get(name), vars(b).get(name)
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            return torch.equal(x, y)
+        if isinstance(x, (Tensor, np.ndarray)):
+            return type(x) is type(y) and np.array_equal(x, y)
         return x is y or isinstance(x, torch.Generator) or (type(x) is type(y) and bool(x == y))
 
     return vars(a).keys() == vars(b).keys() and all(map(equal, vars(a)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -17,7 +18,7 @@ from torch.utils.data import (
 )
 
 from synchromesh.data.cursor import Cursor
-from synchromesh.data.torch_loader import TorchLoader, drawn
+from synchromesh.data.torch_loader import TorchLoader, drawn, same_order
 from tests.ranks import run
 from tests.training.test_trainer_data import one_trace, stream, trainer_of
 
@@ -119,6 +120,19 @@ def test_a_sampler_leaves_generators_as_they_were() -> None:
     assert drawn(sampler, Cursor()) == first != drawn(sampler, Cursor(epoch=1))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(own, sampler.generator.get_state())
+
+
+class Drawn:
+    """A sampler with attributes of numpy."""
+
+    def __init__(self, *order: int) -> None:
+        self.order = np.array(order)
+
+
+def test_samplers_of_equal_attributes_are_one() -> None:
+    assert same_order(Drawn(1, 2), Drawn(1, 2)) and not same_order(Drawn(1, 2), Drawn(1, 3))
+    assert not same_order(Drawn(1, 2), Drawn(1)) and not same_order(Drawn(1), Twice())
+    assert same_order(weighted(), weighted()) and same_order(None, None)
 
 
 def test_words_of_a_loader() -> None:
