@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.programs.model import Model, dtype_name
+from synchromesh.values.optimizer import kind_of, parts_of
 
 
 class OptimizerState:
@@ -47,7 +48,7 @@ class OptimizerState:
         odd = next(iter(self.whole(name).items()), None)
         if odd is not None:
             raise ValueError(
-                f"the optimizer {type(self.optimizer).__name__} keeps {odd[0]} of shape "
+                f"the optimizer {kind_of(self.optimizer)} keeps {odd[0]} of shape "
                 f"{tuple(odd[1].shape)} for {name}, whose shape is another "
                 f"{self.model.described[name].shape}: it cannot update pieces of it; use the plan "
                 "'data', or AdamW"
@@ -56,7 +57,7 @@ class OptimizerState:
     def describe(self) -> dict[str, Any]:
         """All but the tensors that move, as JSON. ValueError for what has no form."""
         names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
-        kind = type(self.optimizer).__name__
+        kind = kind_of(self.optimizer)
         groups = [
             {k: plain(v, f"optimizer group: {k}") for k, v in g.items() if k != "params"}
             | {"params": [names[p] for p in g["params"]]}
@@ -85,7 +86,7 @@ class OptimizerState:
     def adopt(self, described: Mapping[str, Any]) -> None:
         """Makes the optimizer's groups and counters what `described` says; tensors that move are
         zeros where they are new. ValueError for another optimizer's."""
-        kind = type(self.optimizer).__name__
+        kind = kind_of(self.optimizer)
         if described["kind"] != kind:
             raise ValueError(
                 f"it was saved with the optimizer {described['kind']}, this is {kind}: build "
@@ -158,7 +159,8 @@ def first_state(
     """What the optimizer's constructor makes for one entry of `parameter`: it knows no values."""
     settings = {k: v for k, v in group.items() if k not in ("params", "initial_lr")}
     entry = nn.Parameter(torch.ones((1,) * parameter.dim(), dtype=parameter.dtype))
-    kind: Any = type(optimizer)
+    of_group = (o for o in parts_of(optimizer) if any(g is group for g in o.param_groups))
+    kind: Any = type(next(of_group))
     try:
         state: dict[str, Tensor] = dict(kind([entry], **settings).state[entry])
     except (TypeError, ValueError) as error:

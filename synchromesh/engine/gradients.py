@@ -265,10 +265,11 @@ class GradientSync:
 
         def filled(leaf: Tensor) -> None:
             each = item.each_backward
+            if leaf.grad is None:  # autograd came here with nothing: what uses it is detached
+                return
             if not each and not (self._armed and item.parameter in self._complete):
                 return
             assert each or not bucket.filled[index], "a gradient is complete once"
-            assert leaf.grad is not None
             self._carry_out(self._sending.open(number))
             bucket.fill(index, leaf.grad)
             if bucket.kind.scattered:

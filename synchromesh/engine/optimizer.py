@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
-from synchromesh.values.optimizer import coupled, elementwise, refuse_unusable
+from synchromesh.values.optimizer import coupled, elementwise, kind_of, refuse_unusable
 
 
 def settings(optimizer: Optimizer) -> list[list[str]]:
@@ -41,7 +41,7 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
         raise ValueError(f"{why}; use the plan 'data', or AdamW")
     if not elementwise(optimizer):
         warnings.warn(
-            f"it is not known whether the optimizer {type(optimizer).__name__} updates each entry "
+            f"it is not known whether the optimizer {kind_of(optimizer)} updates each entry "
             "by itself; if not, pieces of a parameter are updated otherwise than the whole "
             "(`synchromesh verify` shows it; the plan 'data' is exact)",
             stacklevel=2,

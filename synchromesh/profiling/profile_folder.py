@@ -34,6 +34,7 @@ from synchromesh.launcher.machine import LAB, cores, place, processor
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.values import document
 from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.optimizer import parts_of
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.version import VERSION
@@ -182,7 +183,7 @@ def of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """What `programs/optimizer.py` goes by: class and settings of the first group; of numbers only
     whether they are zero, which leaves out operators."""
     group = optimizer.param_groups[0]
-    kind = type(optimizer)
+    kind = type(parts_of(optimizer)[0])
     return {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "dtype": str(group["params"][0].dtype),

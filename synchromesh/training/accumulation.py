@@ -46,6 +46,15 @@ class Accumulation:
                 "calls since the last update) would lose its gradients: call update first"
             )
 
+    def take_turn(self, loss: str | None) -> None:
+        """What follows is of this loss. ValueError in the middle of another one's accumulation."""
+        losses = self._execution.losses
+        before = losses.now
+        losses.take(loss)
+        if losses.now is not before and self.begun:
+            losses.now = before
+            self.require_none(f"backward of the loss {loss!r}")
+
     def require_open(self) -> None:
         if self.summed:
             raise ValueError(
@@ -78,7 +87,7 @@ class Accumulation:
         batch = execution.carry.joined(batch, rows, execution.active)
         micro = execution.micro_batches(batch, parts)
         alone = last and len(parts) == 1 and not self.begun
-        with execution.streams.preserved():
+        with execution.others_frozen(), execution.streams.preserved():
             self._rows = self._rows or rows.total
             if last:
                 execution.sync.begin()

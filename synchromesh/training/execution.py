@@ -1,8 +1,10 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, Loss, Options, PlanCheck
+from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck
 from synchromesh.training.carry import Carry
+from synchromesh.training.losses import Losses
 from synchromesh.training.notices import Notices
 from synchromesh.training.programs import Programs
 from synchromesh.training.traces import TUNING, Traces
@@ -49,17 +52,17 @@ class Execution:
     """What every rank makes alike of a plan; `active` is the plan in force."""
 
     def __init__(
-        self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
+        self, model: Model, optimizer: Optimizer, losses: Losses, example: Any, plan: Plan,
         world: World, options: Options, planning: LivePlanning,
     ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.model, self.optimizer, self.losses = model, optimizer, losses
         self.world, self.options, self.planning = world, options, planning
         self.streams = RandomStreams(options.seed, world.device)
         self.notices = Notices(world.rank)
         self.traces = Traces(
-            model, loss, example, world, options, self.notices, planning.memory.free_bytes
+            model, losses, example, world, options, self.notices, planning.memory.free_bytes
         )
-        self.sync = GradientSync([])
+        self._syncs: dict[Optimizer, GradientSync] = {}
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
         self._check = PlanCheck(self.state, planning, self.notices, bool(options.carry))
@@ -145,7 +148,7 @@ class Execution:
         new = self._check.passed(plan, step, known)
         # there is no way back from here: until all of it is done no plan is in force
         self._active = None
-        self.sync.close()
+        self._close_syncs()
         moved = self.state.move(new.holdings, new.groups)
         if first:
             self._start()
@@ -155,9 +158,12 @@ class Execution:
             units(parameters), new.groups.position, self.model.parameters, new.groups.sum_group
         )
         self.programs = self._programs(new)
-        self.sync = self._gradient_sync(new)
-        turns = overlaps(new.step, new.partition) and new.plan.stage_count == 1
-        self.pieces = PieceCount(self.world.everyone, turns, new.plan.pieces)
+        trained = {turn.optimizer: turn.trained for turn in self.losses.turns}
+        self._syncs = {o: self._gradient_sync(new, names) for o, names in trained.items()}
+        possible = overlaps(new.step, new.partition) and new.plan.stage_count == 1
+        # losses that take turns take different times, which say nothing of pieces
+        pieces = new.plan.pieces or (1 if self.losses.several else None)
+        self.pieces = PieceCount(self.world.everyone, possible, pieces)
         self._earlier.append(new)
         self._active = new
         return moved
@@ -165,14 +171,30 @@ class Execution:
     def _programs(self, active: ActivePlan) -> Programs:
         return Programs(active, self.traces, self.state, self.streams, self.sharding)
 
-    def _gradient_sync(self, active: ActivePlan) -> GradientSync:
+    @property
+    def sync(self) -> GradientSync:
+        """Of the gradients of the loss whose turn it is."""
+        return self._syncs[self.losses.now.optimizer]
+
+    def _close_syncs(self) -> None:
+        for sync in self._syncs.values():
+            sync.close()
+
+    def others_frozen(self) -> AbstractContextManager[None]:
+        """Inside, what the loss whose turn it is does not train needs no gradient."""
+        parameters = chain(self.model.parameters.items(), self.sharding.whole.items())
+        return self.losses.now.others_frozen(parameters)
+
+    def _gradient_sync(
+        self, active: ActivePlan, trained: Container[str] | None
+    ) -> GradientSync:  # fmt: skip
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = active.step.opaque and self.options.sync_batch_norm
         # a gradient that stages share: another stage's last backward may wait for this one's
         late = late or (self.world.blocking and active.plan.stage_count > 1)
-        return GradientSync(self._summed(active), late=late)
+        return GradientSync(self._summed(active, trained), late=late)
 
-    def _summed(self, active: ActivePlan) -> list[Summed]:
+    def _summed(self, active: ActivePlan, trained: Container[str] | None) -> list[Summed]:
         groups, locals_ = active.groups, active.partition.components
         users: dict[str, list[int]] = {}
         for number, stage in enumerate(stages_of([local.layout for local in locals_])):
@@ -182,6 +204,8 @@ class Execution:
                     users.setdefault(described.name, []).append(number)
         summed = []
         for name, stages in users.items():
+            if trained is not None and name not in trained:
+                continue
             holding, whole = active.holdings[name], self.sharding.whole.get(name)
             summed.append(Summed(
                 self.model.parameters[name], groups.sum_group(holding), whole,
@@ -219,6 +243,13 @@ class Execution:
         names = [n for n in (*step.changed, *step.fed) if n not in tensors]
         broadcast_state(self.model, names, self.world.everyone, ranks[0], sorted(idle))
 
+    @property
+    def nothing_to_adapt(self) -> str:
+        """Why no other plan could be found while it trains; empty where one could."""
+        if self.losses.several:
+            return "losses take turns, so that what a step takes says nothing of the plan"
+        return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
+
     def settle(self) -> None:
         """Makes buffers that are computed from rows, which data ranks have of their own, equal on
         all ranks: running statistics of batch norm (unless these are synchronised) and others."""
@@ -247,7 +278,7 @@ class Execution:
             local = batch if len(rows) == 1 else take(batch, start, start + count)
             start += count
             filled = self.filled(local, part)
-            of, planned = function or self.loss, self.planning.rows
+            of, planned = function or self.losses.now.loss, self.planning.rows
             program = self.programs.find(filled, of, part, total, planned)
             if program is None:
                 continue
@@ -336,7 +367,7 @@ class Execution:
 
     def close(self) -> None:
         """Ends hooks and programs; the groups are the world's."""
-        self.sync.close()
+        self._close_syncs()
         self.sharding = Sharding()
         if self._active is not None:
             self.programs = self._programs(self._active)

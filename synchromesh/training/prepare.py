@@ -1,7 +1,7 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,13 +23,15 @@ from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
+from synchromesh.training.losses import Losses
 from synchromesh.training.trainer import Trainer
-from synchromesh.values.optimizer import needed_arguments
+from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
 
 
 def prepare(
-    model: nn.Module, optimizer: Optimizer, loss: Loss, example_batch: Any,
+    model: nn.Module, optimizer: Optimizer | Mapping[str, Optimizer],
+    loss: Loss | Mapping[str, Loss], example_batch: Any,
     plan: Plan | str = "auto", *, scheduler: LRScheduler | None = None, seed: int = 0,
     sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
     device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
@@ -41,6 +43,9 @@ def prepare(
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
     `carry` loss(model, batch, carry) -> (such a loss, the carry for the next batch).
+    Losses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
+    parameters of their own, or with one for all: step(batch, loss=name) computes one of them, and
+    its optimizer updates. The plan is made for a step of each, one after the other.
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
@@ -60,7 +65,12 @@ def prepare(
     values follow from the seed, equally under every plan and on one process, and are others than
     those of a model that was built with values. Raises ValueError for a plan that does not fit,
     for ranks that disagree, and for a tensor on the meta device that nothing initialises."""
-    _check_kinds(model, optimizer, loss, scheduler, seed, timeout, carry, autocast)
+    losses = dict(loss) if isinstance(loss, Mapping) else {"": loss}
+    of = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+    _check_kinds(model, of, losses, scheduler, seed, timeout, carry, autocast)
+    if len({*of, *losses}) > 1:
+        _check_turns(of, losses, carry, scheduler)
+    optimizer = of[""] if "" in of else JoinedOptimizer(of)
     know_encodings()
     _check_tensors(model)
     _check_free(model)
@@ -73,7 +83,8 @@ def prepare(
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
-        loss, example_batch = joined(loss, example_batch, carry)
+        if carry is not None:
+            losses[""], example_batch = joined(losses[""], example_batch, carry)
         wrapped = Model(_placed(model, world.device))
         _compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
@@ -81,7 +92,8 @@ def prepare(
         options = Options(seed, sync_batch_norm, autocast, source, carry, headroom)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
-        trainer = Trainer(wrapped, optimizer, loss, example, chosen, world, options)
+        turns = Losses(losses, optimizer, wrapped)
+        trainer = Trainer(wrapped, optimizer, turns, example, chosen, world, options)
         trainer.scheduler = scheduler
         wrapped.block()
         return trainer
@@ -93,8 +105,8 @@ def prepare(
 
 
 def _check_kinds(
-    model: Any, optimizer: Any, loss: Any, scheduler: Any, seed: Any, timeout: Any, carry: Any,
-    autocast: Any,
+    model: Any, optimizers: Mapping[str, Any], losses: Mapping[str, Any], scheduler: Any,
+    seed: Any, timeout: Any, carry: Any, autocast: Any,
 ) -> None:  # fmt: skip
     """ValueError for arguments of another kind than `prepare` says, all at once."""
     over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
@@ -105,8 +117,8 @@ def _check_kinds(
     )
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
-        ("optimizer", optimizer, isinstance(optimizer, Optimizer), over),
-        ("loss", loss, callable(loss), "a function loss(model, batch)"),
+        *(("optimizer", x, isinstance(x, Optimizer), over) for x in optimizers.values()),
+        *(("loss", x, callable(x), "a function loss(model, batch)") for x in losses.values()),
         ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
         ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
@@ -120,6 +132,25 @@ def _check_kinds(
     ]
     if faults:
         raise ValueError(f"prepare: {'; '.join(faults)}")
+
+
+def _check_turns(
+    optimizers: Mapping[str, Any], losses: Mapping[str, Any], carry: Any, scheduler: Any
+) -> None:  # fmt: skip
+    """ValueError for losses that cannot take turns."""
+    names, with_optimizer = (", ".join(x) or "one" for x in (losses, optimizers))
+    if optimizers.keys() not in ({""}, losses.keys()):
+        raise ValueError(
+            f"prepare: there are optimizers of the losses {with_optimizer}, and the losses are "
+            f"{names}: give each loss its optimizer, or one optimizer to all"
+        )
+    once = {"carry": carry, "scheduler": scheduler if len(optimizers) > 1 else None}
+    if faults := [name for name, value in once.items() if value is not None]:
+        raise ValueError(
+            f"prepare: {' and '.join(faults)} cannot be of losses that take turns ({names}): "
+            "leave a scheduler out, step it yourself on all ranks, and keep its state_dict by "
+            "trainer.save(path, extra=...); a model with a carry is trained by one loss"
+        )
 
 
 def _check_tensors(model: nn.Module) -> None:
@@ -147,8 +178,8 @@ def _check_free(model: nn.Module) -> None:
                 f"the model's {name} belongs to another trainer, of a "
                 f"{owners.get(id(p), 'model')}: call its switch('data') and close() before; two "
                 "losses over one model (a GAN's) are trained by one trainer, of a module that has "
-                "all parts, with an attribute that says whose turn it is and "
-                "requires_grad_(False) on parts whose turn it is not"
+                "all parts: prepare(model, {'d': ..., 'g': ...}, {'d': ..., 'g': ...}, ...) takes "
+                "an optimizer and a loss of each"
             )
 
 
@@ -190,7 +221,7 @@ def _described(
         "the model's tensors": [
             [d.name, list(d.shape), d.dtype, d.trainable] for d in model.described.values()
         ],
-        "the optimizer": type(optimizer).__name__,
+        "the optimizer": kind_of(optimizer),
         "the optimizer's groups": [
             [known[p] for p in group["params"]] for group in optimizer.param_groups
         ],

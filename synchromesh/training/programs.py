@@ -53,7 +53,7 @@ class Programs:
         key = (function, shape, id(step))
         if key not in self._made:
             known = step is self.active.step
-            learns = function is self.traces.loss
+            learns = self.traces.losses.turn_of(function) is not None
             made = self.active.partition if known else self._partition(step, planned_rows, learns)
             self._check_carry(function, made)
             self._made[key] = step, self._program(step, made, function)

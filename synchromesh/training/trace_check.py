@@ -122,11 +122,13 @@ class TraceCheck:
             doubt=before.doubt if step.opaque else step.doubt,
         )  # fmt: skip
 
-    def of_shape(self, module: nn.Module, batch: Any, step: Step, training: Step) -> Step:
-        """A trace of the loss for other batches than `training`, as far as it agrees."""
+    def of_shape(
+        self, module: nn.Module, loss: Loss, batch: Any, step: Step, training: Step
+    ) -> Step:  # fmt: skip
+        """A trace of a loss for other batches than `training`, as far as it agrees."""
         fault = ""
         if not self._obstacle(step):
-            fault = compare(module, self.loss, batch, step, self.autocast).fault or ""
+            fault = compare(module, loss, batch, step, self.autocast).fault or ""
         fault = self._first(fault)
         if fault:
             return opaque(module, batch, fault)

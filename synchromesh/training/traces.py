@@ -6,6 +6,7 @@ Where a value changes that it has read, another is made; a few are kept, and a n
 would be many becomes an input, where that can be."""
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ from synchromesh.trace.capture.known_values import digest
 from synchromesh.trace.capture.model_snapshot import training_modes
 from synchromesh.trace.capture.readings import Readings
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, Loss, Options
+from synchromesh.training.active_plan import ActivePlan, Options
+from synchromesh.training.losses import Losses, Turn
 from synchromesh.training.notices import Notices
 from synchromesh.training.trace_check import TraceCheck
 from synchromesh.values.plan import Plan
@@ -51,12 +53,13 @@ class Traces:
     """The traces of one model. `cuts`: where the chain was cut last. free_bytes: still usable."""
 
     def __init__(
-        self, model: Model, loss: Loss, example: Any, world: World, options: Options,
+        self, model: Model, losses: Losses, example: Any, world: World, options: Options,
         notices: Notices, free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
-        self.model, self.loss, self.world = model, loss, world
+        self.model, self.losses, self.world = model, losses, world
         self.options, self.notices = options, notices
-        self.check = TraceCheck(model, loss, example, world, options, free_bytes)
+        of_step = losses.of_step
+        self.check = TraceCheck(model, of_step, example, world, options, free_bytes)
         self.example = take(example, 0, TUNING.example_rows)
         self._shape = signature(self.example)
         self.cuts: tuple[str, ...] = ()
@@ -102,7 +105,7 @@ class Traces:
 
     def _traced(self, check: TraceCheck, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
         with self.model.unsharded(self.world.device, buffers) as module:
-            step = self._capture(module, self.loss, batch, training=True)
+            step = self._capture(module, self.losses.of_step, batch, training=True)
             return check.checked(module, batch, step)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
@@ -204,7 +207,7 @@ class Traces:
         made = self._steps.setdefault((function, shape, self.cuts), [])
         held = [s for s in made if self.readings.hold(s.read) and self._as_folded(s)]
         known = list(held)
-        if function is self.loss and shape == self._shape:
+        if function is self.losses.of_step and shape == self._shape:
             known = [active.step, *held]
         if (step := next((s for s in known if s.takes(total)), None)) is not None:
             return step
@@ -234,13 +237,14 @@ class Traces:
         return step
 
     def _retrace(self, function: Any, batch: Any, rows: int | None, active: ActivePlan) -> Step:
-        training = function is self.loss
+        turn = self.losses.turn_of(function)
+        training = turn is not None
         what = "this shape of batch" if training else "this metric"
-        with self.model.unsharded(self.world.device) as module:
+        with self.model.unsharded(self.world.device) as module, _frozen(turn, module):
             step = self._capture(module, function, batch, training, rows)
             self.readings.look(step.read)
             if training and not step.opaque:
-                step = self.check.of_shape(module, batch, step, active.step)
+                step = self.check.of_shape(module, function, batch, step, active.step)
         if step.opaque:
             if active.divides_model(training):
                 raise ValueError(
@@ -254,6 +258,10 @@ class Traces:
                 "them all"
             )
         return step
+
+
+def _frozen(turn: Turn | None, module: Any) -> AbstractContextManager[None]:
+    return nullcontext() if turn is None else turn.others_frozen(module.named_parameters())
 
 
 def _trained(step: Step) -> set[str]:

@@ -36,10 +36,11 @@ from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, forget_gradients
-from synchromesh.training.active_plan import Loss, Options, checked_plan
+from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
+from synchromesh.training.losses import Losses
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
@@ -54,7 +55,7 @@ class Trainer:
                     ranks' (`Stop`)"""
 
     def __init__(
-        self, model: Model, optimizer: Optimizer, loss: Loss, example: Any, plan: Plan,
+        self, model: Model, optimizer: Optimizer, losses: Losses, example: Any, plan: Plan,
         world: World, options: Options,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
@@ -63,7 +64,7 @@ class Trainer:
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)
         planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
-        execution = Execution(model, optimizer, loss, example, plan, world, options, planning)
+        execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
         self._accumulation = Accumulation(self._execution)
         self._adaptation = Adaptation(self._execution, self.switch)
@@ -124,11 +125,10 @@ class Trainer:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
         why). Measures model and links first where that was not done; all ranks call alike."""
         self._check_method("adapt")
-        if self.traced.opaque or self.world.size == 1:
-            why = self.traced.reason if self.traced.opaque else "there is one device"
+        if why := self._execution.nothing_to_adapt:
             self.options.say(f"there is nothing to adapt: {why}")
-            return
-        self._adaptation.begin(self.predict)
+        else:
+            self._adaptation.begin(self.predict)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -146,17 +146,18 @@ class Trainer:
         """[start, stop) of this rank's rows of `rows` global ones, by the plan's micro-batch."""
         return self._execution.active.own_rows(rows)
 
-    def step(self, batch: Any, micro_batches: int = 1) -> Tensor:
+    def step(self, batch: Any, micro_batches: int = 1, loss: str | None = None) -> Tensor:
         """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
         loss (0-d).
 
-        micro_batches: into how many parts each rank cuts its rows to save memory; gradients
-        accumulate. ValueError where rows depend on each other."""
+        loss: whose turn it is, where `prepare` was given several. micro_batches: into how many
+        parts each rank cuts its rows to save memory; gradients accumulate. ValueError where rows
+        depend on each other."""
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
         self._accumulation.require_none("step")
-        value, rows = self._backward(batch, True, micro_batches)
+        value, rows = self._backward(batch, True, micro_batches, loss)
         self.update()
         seconds = time.perf_counter() - began
         self._execution.pieces.add(seconds)
@@ -168,19 +169,23 @@ class Trainer:
         if decision is not None and self.on_event is not None:
             self.on_event(decision)
 
-    def backward(self, batch: Any, last: bool = True) -> Tensor:
+    def backward(self, batch: Any, last: bool = True, loss: str | None = None) -> Tensor:
         """Forward and backward of this rank's rows; gradients add up until `update`.
 
         last: whether the accumulation ends here (gradients are summed over ranks then). Returns
         the global mean loss of everything since the last update. A carry goes on with every call.
         """
-        return self._backward(batch, last, 1)[0]
+        return self._backward(batch, last, 1, loss)[0]
 
-    def _backward(self, batch: Any, last: bool, micro_batches: int) -> tuple[Tensor, int]:
+    def _backward(
+        self, batch: Any, last: bool, micro_batches: int, loss: str | None
+    ) -> tuple[Tensor, int]:
         execution = self._execution
         self._accumulation.require_open()
+        self._accumulation.take_turn(loss)
         outdated = execution.outdated()
-        marks = execution.marks(batch, self.steps, self._loaders.place, last, micro_batches)
+        call = last, micro_batches, execution.losses.now.name
+        marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
         numbers = self.stop_request, *self._adaptation.cost
@@ -236,7 +241,7 @@ class Trainer:
         """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
         stay until the next backward begins."""
         self._accumulation.require_last("update")
-        self.optimizer.step()
+        self._execution.losses.now.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -337,11 +342,6 @@ class Trainer:
     def gather_numbers(self, number: int) -> list[int]:
         """One number of every rank."""
         return [*map(int, self.world.everyone.all_gather_json(number))]
-
-    def parameter_bytes(self) -> int:
-        """Bytes of the parameters of the chain that live on this rank."""
-        names = {p.name for c in self.traced.chain.components for p in c.parameters}
-        return sum(p.nbytes for n, p in self.model.parameters.items() if n in names)
 
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves

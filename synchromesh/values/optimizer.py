@@ -1,8 +1,9 @@
-"""Optimizers whose update of one entry depends on others: by name, or shown on a small one."""
+"""Optimizers: several as one, and those whose update of one entry depends on others: by name, or
+shown on a small one."""
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -34,6 +35,51 @@ REFUSED = {
 }
 
 
+class JoinedOptimizer(Optimizer):
+    """Optimizers over different parameters, each of a loss, as one: their groups, and one state.
+
+    named: each by the name of its loss; several losses may have the same one. parts: the one of
+    most numbers comes first, which all are taken for where costs and states are predicted."""
+
+    def __init__(self, named: Mapping[str, Optimizer]) -> None:
+        """ValueError where two of them have the same parameter."""
+        self.named = dict(named)
+        owner: dict[int, Optimizer] = {}
+        for name, optimizer in self.named.items():
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                if owner.setdefault(id(p), optimizer) is not optimizer:
+                    raise ValueError(
+                        f"the optimizer of the loss {name!r} and another one have a parameter of "
+                        f"shape {tuple(p.shape)} in common: give each parameter to one optimizer, "
+                        "and to both losses this one, or train the sum of the losses"
+                    )
+        parts = dict.fromkeys(self.named.values())
+        self.parts = tuple(sorted(parts, key=_numbers, reverse=True))
+        self.state = defaultdict(dict)
+        for optimizer in parts:
+            self.state.update(optimizer.state)
+            optimizer.state = self.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for optimizer in self.parts for group in optimizer.param_groups]
+
+
+def _numbers(optimizer: Optimizer) -> int:
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """The optimizers that it is made of; itself where it is one."""
+    return optimizer.parts if isinstance(optimizer, JoinedOptimizer) else (optimizer,)
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """The name of its class, or those of several behind the names of their losses."""
+    named = optimizer.named if isinstance(optimizer, JoinedOptimizer) else {"": optimizer}
+    return ", ".join(f"{n} {type(part).__name__}".strip() for n, part in named.items())
+
+
 def needed_arguments(step: Callable[..., Any]) -> list[str]:
     """Arguments without which `step`, of an optimizer or a scheduler, cannot be called."""
     asked = signature(step).parameters.values()
@@ -42,6 +88,11 @@ def needed_arguments(step: Callable[..., Any]) -> list[str]:
 
 def refuse_unusable(optimizer: Optimizer) -> None:
     """ValueError for optimizers that cannot run under any plan."""
+    for part in parts_of(optimizer):
+        _refuse_unusable(part)
+
+
+def _refuse_unusable(optimizer: Optimizer) -> None:
     kind: Any = type(optimizer)
     names = [k.__name__.lower() for k in kind.__mro__]
     for name in names:
@@ -59,6 +110,10 @@ def refuse_unusable(optimizer: Optimizer) -> None:
 
 def coupled(optimizer: Optimizer) -> str:
     """Why no parameter of it may lie in pieces; nothing where they may, or it is not known."""
+    return next(filter(None, map(_coupled, parts_of(optimizer))), "")
+
+
+def _coupled(optimizer: Optimizer) -> str:
     kind = type(optimizer)
     for name in (k.__name__.lower() for k in kind.__mro__):
         if name in COUPLED:
@@ -75,9 +130,9 @@ def coupled(optimizer: Optimizer) -> str:
 
 
 def elementwise(optimizer: Optimizer) -> bool:
-    kind: Any = type(optimizer)
     known = [getattr(torch.optim, name) for name in ELEMENTWISE]
-    return any(issubclass(kind, k) and kind.step is k.step for k in known)
+    kinds: list[Any] = [type(part) for part in parts_of(optimizer)]
+    return all(any(issubclass(kind, k) and kind.step is k.step for k in known) for kind in kinds)
 
 
 def parts_differ(optimizer: Optimizer) -> bool | None:
@@ -113,6 +168,7 @@ def _stepped(optimizer: Optimizer, values: Iterable[Tensor]) -> Tensor:
 
 def twin_of(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> Any:
     """One of the same class with the settings of the first group, independent of the original."""
+    optimizer = parts_of(optimizer)[0]
     stays: dict[int, Any] = {id(p): p for g in optimizer.param_groups for p in g["params"]}
     stays[id(optimizer)] = optimizer
 

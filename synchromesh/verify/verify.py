@@ -142,7 +142,9 @@ def _compare(
     compared = Deviations(trainer, tolerance)
     sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
-    held = trainer.gather_numbers(trainer.parameter_bytes())
+    trained = {p.name for c in trainer.traced.chain.components for p in c.parameters}
+    own = sum(p.nbytes for n, p in trainer.model.parameters.items() if n in trained)
+    held = trainer.gather_numbers(own)
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
