@@ -36,8 +36,7 @@ def price(instance: str, region: str | None = None, date: str | None = None) -> 
             f"there is no price of an instance {instance!r}{near(instance, names)}; known are "
             f"{', '.join(names)}; --hourly-price DOLLARS says your own"
         )
-    there = [p for p in of_instance if region in (None, p.region)]
-    matching = [p for p in there if date in (None, p.date)]
+    matching = [p for p in of_instance if region in (None, p.region) and date in (None, p.date)]
     if not matching:
         known = ", ".join(f"{p.region} of {p.date}" for p in of_instance)
         asked = " ".join(filter(None, (region, date)))
