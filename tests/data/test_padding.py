@@ -23,8 +23,10 @@ def alone(lengths: list[int]) -> list[list[int]]:
     [
         (3, Padding({"0": 7}), 16),
         (16, Padding({"0": 7}), 16),
-        (17, Padding({"0": 7}), 32),
-        (33, Padding({"0": 7}, most=48), 48),
+        (17, Padding({"0": 7}), 24),
+        (25, Padding({"0": 7}), 32),
+        (33, Padding({"0": 7}, most=40), 40),
+        (49, Padding({"0": 7}), 64),
         (50, Padding({"0": 7}, most=48), 50),
         (9, Padding({"0": 7}, (8, 12, 20)), 12),
     ],
