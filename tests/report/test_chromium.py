@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(AXE is None, reason="no axe-core-python: pip install axe-core-python"),
 ]
 VIEWS = [(width, dark) for width in (1280, 390) for dark in (False, True)]
-NAMES = ("full", "minimal", "hostile", "several")
+NAMES = ("full", "minimal", "hostile", "several", "difficult")
 
 # Texts of one drawing that overlap, or leave it; "1" of slack: boxes of texts have empty edges.
 DRAWINGS = """
