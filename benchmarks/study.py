@@ -2,6 +2,7 @@
 
     sudo make study                                    all of it; goes on where it stopped
     sudo python -m benchmarks.study --parts resnet,vit,lstm,batch,digits,cifar100,two
+    python -m benchmarks.study --pages docs/study      its pages anew, of its results.json
     python -m benchmarks.study --kills 20              a small study, killed and started
 
 Speed: a host has a share of a core, and links are to that what 10 Gbit Ethernet is to a V100:
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", default=",".join([*SPEED, *ACCURACY, "two"]))
     parser.add_argument("--output", type=Path, default=Path("study"))
+    parser.add_argument("--pages", type=Path, help="a folder whose pages are made anew")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--kill-seconds", type=float, default=40.0, help="at the latest")
     options = parser.parse_args()
@@ -186,6 +189,9 @@ def main() -> int:
         same = kills(options.kills, options.kill_seconds)
         print(f"{options.kills} kills: {'the same table' if same else 'ANOTHER TABLE'}")
         return 0 if same else 1
+    if options.pages:
+        write(options.pages, StudyResults.load(options.pages / "results.json"))
+        return 0
     parts, asked = options.parts.split(","), commands(options.output)
     if unknown := set(parts) - set(asked):
         parser.error(f"--parts {','.join(unknown)}: choose of {','.join(asked)}")
@@ -193,26 +199,27 @@ def main() -> int:
         print(" ".join(command[1:]), file=sys.stderr, flush=True)
         if subprocess.run(command, check=False).returncode:
             return 1
-    write(options.output, asked)
+    paths = [Path(command[-1]) / "results.json" for part in asked.values() for command in part]
+    studies = [StudyResults.load(path) for path in paths if path.exists()]
+    write(options.output, merged(studies))
     return 0
 
 
-def write(folder: Path, asked: dict[str, list[list[str]]]) -> None:
-    """Results of the parts that have ended, and two pages: speed in the lab, and the rest."""
-    found: dict[str, list[StudyResults]] = {"report.html": [], "accuracy.html": []}
-    for name, part in asked.items():
-        for path in (Path(command[-1]) / "results.json" for command in part):
-            if path.exists():
-                found["report.html" if name in SPEED else "accuracy.html"].append(
-                    StudyResults.load(path)
-                )
-    for name, studies in found.items():
-        if studies:
-            (folder / name).write_text(page(merged(studies)))
-            print(folder / name)
-    together = merged([study for studies in found.values() for study in studies])
+def write(folder: Path, together: StudyResults) -> None:
+    """The results and two pages: speed in the lab with what was predicted, and the rest."""
     (folder / "results.json").write_text(together.to_json())
     (folder / "results.csv").write_text(table(together))
+    for name, in_lab in (("report.html", True), ("accuracy.html", False)):
+        runs = [run for run in together.runs if (run.emulated or run.predicted) is in_lab]
+        commands = [c for c in together.command.splitlines() if ("--lab" in c) is in_lab]
+        if runs:
+            part = replace(
+                together, title=", ".join(dict.fromkeys(run.workload for run in runs)),
+                command="\n".join(commands), runs=tuple(runs),
+                emulated=any(run.emulated for run in runs),
+            )  # fmt: skip
+            (folder / name).write_text(page(part), encoding="utf-8")
+            print(folder / name)
 
 
 if __name__ == "__main__":

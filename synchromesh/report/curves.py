@@ -6,8 +6,9 @@ from typing import Any
 from synchromesh.report.drawing import SIZES, Drawing
 from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.lines import below_legend, style
-from synchromesh.report.numbers import devices, metric, seconds, spread
+from synchromesh.report.numbers import NUMBER, devices, metric, seconds, spread, time_unit
 from synchromesh.report.palette import StrategyMark
+from synchromesh.report.panels import round_ticks
 from synchromesh.results.groups import MetricPoint
 
 Curve = tuple[MetricPoint, ...]
@@ -28,21 +29,21 @@ def _figure(subject: Subject, name: str, kind: str) -> Iterator[PageFigure]:
         if group.first.devices == 1:  # what ran on one device alone
             shown.setdefault(group.first.strategy, curve)
     ends = [curve[-1].spread.mean for curve in shown.values()]
-    seeds = max(len(group.done) for group, _ in curves)
+    seeds = max(point.spread.count for curve in shown.values() for point in curve)
     noun = name.capitalize()
     yield subject.figure(
         kind,
         f"{noun} on {devices(number)}",
-        f"Lines of {name} against epochs and against seconds of training, one for each strategy. "
+        f"Lines of {name} against epochs and against time of training, one for each strategy. "
         f"At the end they lie between {metric(min(ends))} and {metric(max(ends))}.",
         lambda width: _draw(width, name, shown, subject.marks),
         subject.table(
             f"{noun} at the end of training, on any number of devices",
-            ("epochs", name, "seconds of training", "seeds"),
+            ("epochs", name, "time of training", "seeds"),
             ((group, _cells(curve[-1])) for group, curve in curves),
         ),
         (f"Mean of {seeds} seeds; bands are one standard deviation. " if seeds > 1 else "")
-        + "Seconds are of training, without validation and checkpoints.",
+        + "Times are of training, without validation and checkpoints.",
     )
 
 
@@ -60,16 +61,17 @@ def _draw(
     wide = width - left - 14 if narrow else (width - 2 * left - 38) / 2
     right, below = (left, height) if narrow else (2 * left + 24 + wide, 0)
     lowest = min(point.spread.mean for curve in shown.values() for point in curve)
-    for against, x, y in (("epochs", left, top), ("seconds of training", right, top + below)):
+    for against, x, y in (("epochs", left, top), ("time of training", right, top + below)):
         axes = sheet.axes(x, y + SIZES.line + 8, wide, height - SIZES.line - 44)
         for strategy, curve in shown.items():
             across = [p.epoch if against == "epochs" else p.seconds for p in curve]
             _line(axes, across, curve, marks[strategy])
+        end = axes.get_xlim()[1]
+        axes.set_xticks(*round_ticks(end, 5, NUMBER if against == "epochs" else time_unit(end)))
         axes.grid(True)
         axes.set(xlim=(0, None), xlabel=against)
         if lowest >= 0:
             axes.set_ylim(bottom=max(axes.get_ylim()[0], 0))
-        axes.locator_params(axis="x", nbins=5)
         sheet.text(x - left, y + SIZES.line - 4, name, "muted")
     return sheet
 

@@ -18,11 +18,12 @@ from synchromesh.report.palette import INKS, Fill, StrategyMark
 class DrawingSizes:
     """What all drawings of the page have in common, in pixels; chosen by eye."""
 
-    wide: int = 720  # a drawing as wide as the page's column
+    wide: int = 960  # a drawing as wide as the page's column
     narrow: int = 350  # and as a phone's screen
     text: float = 12.0
     small: float = 11.0
     line: int = 18  # between lines of text
+    leader: int = 34  # from the end of a line to its name, where that was moved
     bold: float = 0.86  # width of a text over that of the same in bold letters, in browsers
 
 

@@ -1,6 +1,8 @@
 """Lines of strategies: their style, and their names in a legend or beside the last points."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
+from statistics import fmean
 from typing import Any
 
 from synchromesh.report.drawing import SIZES, Drawing, Point, flow, labels, marker, width_of
@@ -8,10 +10,10 @@ from synchromesh.report.palette import INKS, StrategyMark
 
 
 def style(mark: StrategyMark) -> dict[str, Any]:
-    """The style of a strategy's line: rivals are dashed."""
+    """The style of a strategy's line: rivals are dashed; one without a marker is dotted."""
     return {
         "marker": mark.marker, "color": mark.ink.paint, "clip_on": False,
-        "linestyle": "--" if mark.rival else "-", **marker(mark),
+        "linestyle": ("--" if mark.rival else "-") if mark.marker else ":", **marker(mark),
     }  # fmt: skip
 
 
@@ -28,40 +30,53 @@ def below_legend(
     return sheet, top
 
 
-def label_room(names: list[str], width: float) -> float:
+def label_room(names: list[str], width: int) -> int:
     """Pixels that `end_labels` takes beside axes, on a sheet of this width."""
-    return float(min(max(map(width_of, names)), 0.26 * width) + 22)
+    return ceil(min(max(map(width_of, names)), 0.26 * width)) + SIZES.leader
 
 
 def end_labels(
     sheet: Drawing, axes: Any, lines: Mapping[str, Sequence[Point]],
     marks: Mapping[str, StrategyMark], room: float,
 ) -> None:  # fmt: skip
-    """The name of each line beside its last point, moved apart where they would overlap."""
-    box = axes.get_window_extent()
-    right, height = box.x1, sheet.height
-    last = {name: axes.transData.transform(points[-1]) for name, points in lines.items()}
-    wanted = sorted((height - y, name) for name, (_, y) in last.items())
-    places = spaced([y for y, _ in wanted], height - box.y1, height - box.y0 + 10)
-    short = labels([name for _, name in wanted], room - 22)
-    for (at, name), y in zip(wanted, places, strict=True):
-        faint = {"color": INKS["grid"].paint, "linewidth": 1, "zorder": 0}
-        sheet.line((last[name][0], right + 5), (at, y), **faint)
-        _dot(sheet, right + 11, y, marks[name])
-        sheet.text(right + 20, y + 4, short[name])
+    """The name of each line where it ends, or, where there is no room in front of the next ends,
+    beside the axes; moved apart, with a leader, where names would overlap."""
+    box, short = axes.get_window_extent(), labels(list(lines), room - SIZES.leader)
+    last = {name: axes.transData.transform(points[-1]).round(1) for name, points in lines.items()}
+    ends = {name: (x, sheet.height - y) for name, (x, y) in last.items()}
+    columns: dict[float, list[str]] = {}
+    for name in sorted(ends, key=lambda name: ends[name][1]):
+        x = ends[name][0]
+        beyond = min((other for other, _ in ends.values() if other > x), default=sheet.width)
+        fits = x + SIZES.leader + width_of(short[name]) <= beyond
+        columns.setdefault(x if fits else round(box.x1, 1), []).append(name)
+    for x, names in columns.items():
+        wanted = [ends[name][1] for name in names]
+        places = spaced(wanted, sheet.height - box.y1, sheet.height - box.y0)
+        for name, y in zip(names, places, strict=True):
+            _end_label(sheet, ends[name], (x, y), marks[name], short[name])
 
 
-def spaced(wanted: list[float], first: float, last: float) -> list[float]:
-    """Places as near to the wanted ones (ascending) as a gap between them allows, from `first`
-    on, and up to `last` if there is room."""
-    places: list[float] = []
-    gap = SIZES.line - 2
-    for y in wanted:
-        places.append(max(y, places[-1] + gap if places else first))
-    for i in reversed(range(len(places))):
-        places[i] = min(places[i], last)
-        last = places[i] - gap
-    return places
+def _end_label(sheet: Drawing, end: Point, place: Point, mark: StrategyMark, name: str) -> None:
+    (x, y), ground = place, {"facecolor": INKS["ground"].paint, "linewidth": 0, "pad": 1}
+    moved, dot = end[0] != x or abs(y - end[1]) > 1, x + SIZES.leader - 10
+    if moved:
+        sheet.line((end[0], dot), (end[1], y), color=mark.ink.paint, linewidth=0.8)
+        _dot(sheet, dot, y, mark)
+    sheet.text(x + (SIZES.leader if moved else 8), y + 4, name, bbox=ground)
+
+
+def spaced(wanted: Sequence[float], first: float, last: float) -> list[float]:
+    """Places a gap apart or more, with the least sum of squares from the wanted ones (ascending),
+    from `first` on, up to `last` if there is room: those that would overlap are centred."""
+    gap, pools = SIZES.line - 4, list[list[float]]()
+    for i, y in enumerate(wanted):
+        pools.append([y - i * gap])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    last -= gap * (len(wanted) - 1)
+    means = (fmean(pool) for pool in pools for _ in pool)
+    return [max(min(mean, last), first) + i * gap for i, mean in enumerate(means)]
 
 
 def _dot(sheet: Drawing, x: float, y: float, mark: StrategyMark) -> None:

@@ -4,17 +4,15 @@ from collections.abc import Iterator
 
 from synchromesh.report.drawing import Drawing
 from synchromesh.report.figure import PageFigure, PageTable, Subject
-from synchromesh.report.numbers import devices, size
+from synchromesh.report.numbers import devices, size, size_unit
 from synchromesh.report.palette import MEMORY
-from synchromesh.report.panels import ColumnPanel, ColumnPanels, round_numbers
+from synchromesh.report.panels import ColumnPanel, ColumnPanels
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import RunResult
 
-PANELS = ColumnPanels(left=58, tall=130, below=34, half=0.35, line=1.2, unit="device", number=size)
-
-COLUMNS = (
-    "strategy", "devices", "device", *(fill.label for fill in MEMORY.values()), "all", "predicted",
-)  # fmt: skip
+PANELS = ColumnPanels(
+    left=62, tall=130, below=34, half=0.35, line=1.2, places="device", unit=size_unit
+)
 
 
 def figures(subject: Subject) -> Iterator[PageFigure]:
@@ -34,7 +32,9 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         lambda width: _draw(width, shown),
         PageTable(
             "Peak memory by kind and device, and predicted for the device that needs most",
-            COLUMNS, tuple(row for run in runs for row in _rows(run)), heads=3,
+            ("strategy", "devices", "device", *(fill.label for fill in MEMORY.values()), "all",
+             "predicted"),
+            tuple(row for run in runs for row in _rows(run)), heads=3,
         ),
         "Activations are all that is none of the other kinds."
         + " A line marks what was predicted." * predicted,
@@ -62,13 +62,7 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     used = [fill for kind, fill in MEMORY.items() if any(getattr(d, kind) for d in measured)]
     most = max(max(peak(run) or 0, run.predicted_peak_bytes or 0) for run in shown) * 1.05 or 1
     panels = [_panel(run, several=len(shown) > 1) for run in shown]
-    return PANELS.draw(width, used, panels, most, _ticks(most))
-
-
-def _ticks(most: float) -> list[float]:
-    """Round numbers of the unit that `most` bytes are written in."""
-    unit = next((unit for unit in (2**30, 2**20, 2**10) if most >= unit), 1)
-    return [unit * tick for tick in round_numbers(most / unit, 4)]
+    return PANELS.draw(width, used, panels, most)
 
 
 def _panel(run: RunResult, several: bool) -> ColumnPanel:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from synchromesh.catalogue.prices import HourlyPrice
-from synchromesh.report.numbers import count, counted, devices, joined, listed, short, size
+from synchromesh.report.numbers import counted, devices, joined, listed, short, size
 from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
 
 EMULATED = (
@@ -111,7 +111,7 @@ def _runs(results: StudyResults) -> str:
     failed = sum(run.status == "failed" for run in results.runs)
     steps = sum(run.timed_steps for run in results.runs)
     runs = counted(len(results.runs), "run")
-    timed = f"{count(steps)} timed steps" if steps else ""
+    timed = f"{steps:,} timed steps" if steps else ""
     return joined([runs, f"{failed} of them failed" if failed else "", timed])
 
 

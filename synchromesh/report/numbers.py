@@ -1,12 +1,36 @@
 """Numbers as a reader wants them: three digits and a unit; `NONE` for what is not known."""
 
 from collections.abc import Iterable, Sequence
-from math import floor, isfinite, log10
+from dataclasses import dataclass
+from math import floor, isfinite, log10, sqrt
 
 from synchromesh.results.groups import Spread
 
 NONE = "–"
 MINUS = "−"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a number is written in, of an axis all numbers; `one`: its seconds or bytes."""
+
+    name: str
+    one: float
+
+    def write(self, value: float) -> str:
+        return f"{plain(value / self.one)} {self.name}"
+
+    def tick(self, number: float) -> str:
+        """A round number of the unit: `0.5 s`, `1,000 ms`."""
+        return f"{number:,g} {self.name}".rstrip()
+
+
+NUMBER = Unit("", 1)
+# a unit, and from where on the next one is taken
+_TIMES = (
+    (Unit("µs", 1e-6), 1e-3), (Unit("ms", 1e-3), 1.0), (Unit("s", 1.0), 120.0),
+    (Unit("min", 60.0), 7200.0), (Unit("h", 3600.0), float("inf")),
+)  # fmt: skip
 
 
 def plain(value: float | None, digits: int = 3) -> str:
@@ -23,31 +47,31 @@ def plain(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,.{places}f}".replace("-", MINUS)
 
 
-def count(value: float | None) -> str:
-    """A whole number, with all its digits."""
-    return NONE if value is None else f"{value:,.0f}".replace("-", MINUS)
-
-
 def seconds(value: float | None) -> str:
     """`12.3 ms`, `1.23 s`, `12.3 min`, `2.30 h`."""
     if value is None or not isfinite(value):
         return NONE
-    for unit, factor, most in (("µs", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 120.0)):
-        if abs(value) < most and value:
-            return f"{plain(value / factor)} {unit}"
-    if not value:
-        return "0 s"
-    return f"{plain(value / 60)} min" if abs(value) < 7200 else f"{plain(value / 3600)} h"
+    return time_unit(abs(value)).write(value) if value else "0 s"
+
+
+def time_unit(*values: float) -> Unit:
+    """For all of them: that of the middle of least and most, in orders of magnitude."""
+    known = [value for value in values if value] or [1.0]
+    middle = sqrt(min(known)) * sqrt(max(known))
+    return next(unit for unit, end in _TIMES if middle < end)
 
 
 def size(value: float | None) -> str:
     """Bytes: `12.3 MiB`."""
     if value is None:
         return NONE
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= factor:
-            return f"{plain(value / factor)} {unit}"
-    return f"{value:.0f} B"
+    unit = size_unit(value)
+    return unit.write(value) if unit.one > 1 else f"{value:.0f} B"
+
+
+def size_unit(value: float) -> Unit:
+    units = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))
+    return next((unit for unit in units if abs(value) >= unit.one), Unit("B", 1))
 
 
 def share(value: float | None) -> str:

@@ -19,10 +19,9 @@ from synchromesh.results.study import StudyResults
 if TYPE_CHECKING:
     import jinja2
 
-NOT_TIMED = "No run has timed steps."
 SHARES = "No run was traced, so shares of communication are not known."
 SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[PageFigure]], str], ...] = (
-    ("time", "Training time", times.training_time, NOT_TIMED),
+    ("time", "Training time", times.training_time, "No run has timed steps."),
     ("speedup", "Speedup", scaling.speedup,
      "Nothing ran on one device, or nothing on several, to compare."),
     ("communication", "Computation and communication", times.communication, SHARES),

@@ -66,7 +66,7 @@ _OTHERS = (("other-1", "X"), ("other-2", "p"), ("other-3", "h"), ("other-4", "<"
 
 PARTS: Mapping[str, Fill] = {
     "computation": Fill(INKS["computing"], "", "computation"),
-    "hidden": Fill(INKS["computing"], "//", "computation, communication hidden behind it"),
+    "hidden": Fill(INKS["computing"], "//", "computation, communication hidden"),
     "transfer": Fill(INKS["transfer"], "\\\\", "exposed communication: transfer"),
     "waiting": Fill(INKS["waiting"], "--", "exposed communication: waiting for slower devices"),
     "other": Fill(INKS["rest"], "", "other"),

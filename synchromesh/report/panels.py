@@ -6,7 +6,7 @@ from typing import Any
 
 from synchromesh.report import drawing
 from synchromesh.report.drawing import SIZES, Box, Drawing
-from synchromesh.report.numbers import devices, seconds
+from synchromesh.report.numbers import Unit, devices, time_unit
 from synchromesh.report.palette import INKS, Fill, StrategyMark
 from synchromesh.results.groups import RunGroup
 
@@ -35,16 +35,16 @@ class RowPanels:
 
     def on(
         self, sheet: Drawing, panels: Sequence[tuple[str, int]], left: float, width: float,
-        longest: float,
+        longest: float, unit: Unit,
     ) -> Iterator[tuple[Any, list[float]]]:  # fmt: skip
         """Of each panel (title, rows) its axes up to `longest`, and its rows' base lines."""
-        top, ticks = sheet.top, round_numbers(longest, self.ticks[sheet.narrow])
+        top, (ticks, texts) = sheet.top, round_ticks(longest, self.ticks[sheet.narrow], unit)
         for i, (title, count) in enumerate(panels, 1):
             sheet.text(0, top + 12, title, fontsize=self.title, fontweight="bold")
             first, tall, last = top + SIZES.line + 2, self.row * count, i == len(panels)
             axes = sheet.axes(left, first, width, tall)
             axes.set(xlim=(0, longest), ylim=(count - 0.5, -0.5), yticks=[])
-            axes.set_xticks(ticks, [seconds(tick) if last else "" for tick in ticks])
+            axes.set_xticks(ticks, texts if last else [""] * len(ticks))
             axes.tick_params(labelbottom=last, bottom=last or self.marked)
             axes.grid(True, axis="x")
             yield axes, [first + tall * (row + 0.5) / count + 4 for row in range(count)]
@@ -53,11 +53,11 @@ class RowPanels:
 
 @dataclass(frozen=True)
 class Bar:
-    """The parts of a bar from its left end on, its label; whiskers where it has any."""
+    """The parts of a bar from its left end on, what it is labelled with; whiskers if any."""
 
     strategy: str
     parts: tuple[tuple[Fill, float], ...]
-    label: str
+    seconds: float
     whiskers: tuple[float, float] | None = None
 
     @property
@@ -72,7 +72,7 @@ def bars(
     width: int, of_groups: Sequence[tuple[RunGroup, Bar]], fills: Sequence[Fill],
     marks: Mapping[str, StrategyMark],
 ) -> Drawing:  # fmt: skip
-    """Bars of seconds, in a panel for each number of devices."""
+    """Bars of seconds, in a panel for each number of devices; labels and axis in one unit."""
     panels: dict[str, list[Bar]] = {}
     for group, bar in of_groups:
         panels.setdefault(devices(group.first.devices), []).append(bar)
@@ -80,16 +80,17 @@ def bars(
     names = list(dict.fromkeys(bar.strategy for bar in every))
     name_width = min(max(map(drawing.width_of, names)), 0.30 * width) + 6
     left, short = name_width + 18, drawing.labels(names, name_width - 6)
-    inner = width - left - max(drawing.width_of(bar.label) for bar in every) - 12
+    unit = time_unit(*(bar.seconds for bar in every))
+    inner = width - left - max(drawing.width_of(unit.write(bar.seconds)) for bar in every) - 12
     longest = max(bar.end for bar in every) or 1.0
     counts = [(title, len(of_panel)) for title, of_panel in panels.items()]
     sheet = BARS.sheet(width, fills, map(len, panels.values()))
-    placed = BARS.on(sheet, counts, left, inner, longest)
+    placed = BARS.on(sheet, counts, left, inner, longest, unit)
     for (axes, texts), of_panel in zip(placed, panels.values(), strict=True):
         _panel(axes, of_panel, marks, longest)
         for bar, y in zip(of_panel, texts, strict=True):
             sheet.text(name_width, y, short[bar.strategy], ha="right")
-            sheet.text(left + inner * bar.end / longest + 7, y, bar.label, "muted")
+            sheet.text(left + inner * bar.end / longest + 7, y, unit.write(bar.seconds), "muted")
     return sheet
 
 
@@ -124,23 +125,23 @@ class ColumnPanels:
     """Panels of stacks in rows, all on one axis of values from 0; pixels.
 
     left: of all panels. tall: a panel. below: each. half: of a stack's width, in places. line: how
-    thick lines are. unit: of places, below the last panels. number: how a value is written."""
+    thick lines are. places: what they are, below the last panels. unit: of values up to one."""
 
     left: int
     tall: int
     below: int
     half: float
     line: float
-    unit: str
-    number: Callable[[float], str]
+    places: str
+    unit: Callable[[float], Unit]
     gap: int = 14
 
     def draw(
-        self, width: int, fills: Sequence[Fill], panels: Sequence[ColumnPanel], most: float,
-        ticks: Sequence[float] = (),
-    ) -> Drawing:  # fmt: skip
-        """The panels below a legend, with values up to `most`; without `ticks` matplotlib's."""
+        self, width: int, fills: Sequence[Fill], panels: Sequence[ColumnPanel], most: float
+    ) -> Drawing:
+        """The panels below a legend, with values up to `most`."""
         across = 2 if width < SIZES.wide else 4
+        ticks, texts = round_ticks(most, 4, self.unit(most))
         wide = (width - self.left - self.gap * (across - 1)) / across
         tall = self.tall + SIZES.line + self.below
         sheet = Drawing(width, -(-len(panels) // across) * tall, fills)
@@ -151,14 +152,13 @@ class ColumnPanels:
             title = drawing.fitted(panel.title, SIZES.bold * wide)
             sheet.text(x, y + 12, title, fontweight="bold")
             if i >= len(panels) - across:
-                axes.set_xlabel(self.unit, labelpad=1)
+                axes.set_xlabel(self.places, labelpad=1)
             stacked(axes, panel.stacks, self.half)
             drawing.lines(axes, panel.lines, linewidth=self.line)
             axes.set(xlim=(-0.6, panel.end - 0.4), ylim=(0, most))
             axes.set_xticks(list(panel.names), list(panel.names.values()))
             axes.grid(True, axis="y")
-            shown = ticks or [tick for tick in axes.get_yticks() if 0 <= tick <= most]
-            axes.set_yticks(shown, ["" if column else self.number(tick) for tick in shown])
+            axes.set_yticks(ticks, [""] * len(ticks) if column else texts)
         return sheet
 
 
@@ -177,9 +177,22 @@ def stacked(axes: Any, stacks: Iterable[Stack], half: float, lying: bool = False
         drawing.boxes(axes, fill, of_fill)
 
 
-def round_numbers(most: float, count: int) -> list[float]:
-    """About so many round numbers from 0 to `most`, for an axis."""
+def round_ticks(most: float, count: int, unit: Unit) -> tuple[list[float], list[str]]:
+    """About so many places from 0 to `most`, of round numbers of a unit, and these as texts."""
     from matplotlib.ticker import MaxNLocator
 
-    ticks = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most)
-    return [float(tick) for tick in ticks if tick <= most * (1 + 1e-9)]
+    end = (most or 1.0) / unit.one * (1 + 1e-9)
+    steps = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(0, end)
+    numbers = [float(number) for number in steps if number <= end]
+    return [number * unit.one for number in numbers], list(map(unit.tick, numbers))
+
+
+def log_ticks(least: float, most: float, count: int, unit: Unit) -> tuple[list[float], list[str]]:
+    """At most so many of an axis of orders of magnitude, whose ends are a factor of 1.5 apart."""
+    for digits in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)):
+        numbers = [digit * 10.0**power for power in range(-9, 9) for digit in digits]
+        within = [number for number in numbers if least <= number * unit.one <= most]
+        if len(within) > 2:
+            break
+    shown = within[:: -(-len(within) // count)]
+    return [number * unit.one for number in shown], list(map(unit.tick, shown))

@@ -1,14 +1,14 @@
 """The figure of predicted beside measured step times."""
 
 from collections.abc import Iterator
-from math import sqrt
 
 from synchromesh.report.drawing import SIZES, Drawing, marker
 from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.lines import below_legend
 from synchromesh.report.memory import peak
-from synchromesh.report.numbers import plain, seconds, share, size
+from synchromesh.report.numbers import plain, seconds, share, size, time_unit
 from synchromesh.report.palette import INKS
+from synchromesh.report.panels import log_ticks
 from synchromesh.results.groups import RunGroup
 
 Times = tuple[float, float]  # predicted and measured, of a step
@@ -52,9 +52,9 @@ def _times(group: RunGroup) -> Times | None:
 
 def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> Drawing:
     names = list(dict.fromkeys(group.first.strategy for group, _ in times))
-    side = min(width - 58 - 14, 380)
+    side = min(width - 66 - 30, 380)
     sheet, top = below_legend(width, side + SIZES.line + 52, subject.marks, names)
-    axes = sheet.axes(58, top + SIZES.line + 8, side, side)
+    axes = sheet.axes(66, top + SIZES.line + 8, width - 66 - 30, side)
     values = [value for _, pair in times for value in pair]
     ends = min(values) / 1.3, max(values) * 1.3
     axes.plot(ends, ends, color=INKS["muted"].paint, linewidth=1.2)
@@ -62,19 +62,11 @@ def _draw(width: int, subject: Subject, times: list[tuple[RunGroup, Times]]) -> 
         mark = subject.marks[group.first.strategy]
         axes.plot(predicted, measured, linestyle="", marker=mark.marker, **marker(mark))
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    ticks = _ticks(*ends, count=4 if sheet.narrow else 6)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ticks, [seconds(tick) for tick in ticks])
-        axis.set_ticks([], minor=True)
+    ticks = log_ticks(*ends, 4 if sheet.narrow else 6, time_unit(*values))
+    axes.set_xticks(*ticks)
+    axes.set_yticks(*ticks)
+    axes.minorticks_off()
     axes.grid(True)
     axes.set_xlabel("predicted")
     sheet.text(0, top + 12, "measured", "muted")
     return sheet
-
-
-def _ticks(least: float, most: float, count: int) -> list[float]:
-    numbers = (digit * 10.0**power for power in range(-9, 9) for digit in (1, 2, 5))
-    ticks = [number for number in numbers if least <= number <= most]
-    if not ticks:
-        return [float(f"{sqrt(least * most):.1g}")]
-    return ticks[:: -(-len(ticks) // count)]

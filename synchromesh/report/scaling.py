@@ -4,18 +4,19 @@ T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts
 
 from collections.abc import Iterator
 
-from synchromesh.report.drawing import SIZES, Drawing, Point
+from synchromesh.report.drawing import SIZES, Drawing
 from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.lines import end_labels, label_room, style
-from synchromesh.report.numbers import devices, plain, seconds, share
-from synchromesh.report.palette import INKS, PARTS, Fill
-from synchromesh.report.panels import ColumnPanel, ColumnPanels
+from synchromesh.report.numbers import NUMBER, devices, plain, seconds, share, time_unit
+from synchromesh.report.palette import INKS, PARTS, Fill, StrategyMark
+from synchromesh.report.panels import ColumnPanel, ColumnPanels, log_ticks
 from synchromesh.results.breakdown import Overhead, overhead
 from synchromesh.results.groups import RunGroup
 
-IDEAL = Fill(PARTS["computation"].ink, "", "T₁/N: one device's step, divided")
-LEGEND = (IDEAL, PARTS["transfer"], PARTS["waiting"], PARTS["other"])
-PANELS = ColumnPanels(46, 150, below=38, half=0.33, line=1.5, unit="N devices", number=seconds)
+DIVIDED = Fill(PARTS["computation"].ink, "", "T₁/N: one device's step, divided")
+LEGEND = (DIVIDED, PARTS["transfer"], PARTS["waiting"], PARTS["other"])
+PANELS = ColumnPanels(50, 150, below=38, half=0.33, line=1.5, places="N devices", unit=time_unit)
+IDEAL = StrategyMark(INKS["muted"], "")
 SCALING = {
     "weak": "Weak scaling: samples per second over those of one device, each device with the same "
     "rows.",
@@ -25,7 +26,7 @@ SCALING = {
 
 def speedup(subject: Subject) -> Iterator[PageFigure]:
     """Over one device; none where nothing ran on one device, or nothing on several."""
-    speedups = subject.known(lambda g: g.median(lambda run: run.speedup))
+    speedups = subject.known(lambda g: g.median(lambda run: run.speedup) or None)
     if len({group.first.devices for group, _ in speedups}) < 2:
         return
     best, most = max(speedups, key=lambda pair: pair[1])
@@ -42,31 +43,35 @@ def speedup(subject: Subject) -> Iterator[PageFigure]:
             ("speedup", "efficiency"),
             ((g, (plain(s), share(s / g.first.devices))) for g, s in speedups),
         ),
-        f"Dashed: ideal, as many times as there are devices. {SCALING[kind]}",
+        "Dotted: ideal, as many times as there are devices. Both axes are logarithmic. "
+        + SCALING[kind],
     )
 
 
 def _lines(width: int, subject: Subject, speedups: list[tuple[RunGroup, float]]) -> Drawing:
-    points: dict[str, list[Point]] = {}
-    for group, value in speedups:
-        points.setdefault(group.first.strategy, []).append((group.first.devices, value))
-    one = [p for p in points.get("single", []) if p[0] == 1]
-    drawn = {name: sorted(of if name == "single" else one + of) for name, of in points.items()}
-    numbers = sorted({group.first.devices for group, _ in speedups} | {1})
-    most, top, tall = numbers[-1], max(value for _, value in speedups), 330
-    room = label_room(list(points), width)
+    """Each from one device on; what ran on one alone goes on level, to be compared with."""
+    ran = {(g.first.strategy, g.first.devices): value for g, value in speedups}
+    numbers = sorted({1} | {number for _, number in ran})
+    most, tall, marks = numbers[-1], 380, {**subject.marks, "ideal": IDEAL}
+    points: dict[str, dict[float, float]] = {"ideal": {1: 1, most: most}}
+    for (name, number), value in ran.items():
+        points.setdefault(name, {1: 1})[number] = value
+    lines = {n: sorted(({most: of[1]} | of if len(of) == 1 else of).items())
+             for n, of in points.items()}  # fmt: skip
+    room = label_room(list(lines), width)
     sheet = Drawing(width, tall)
-    axes = sheet.axes(34, SIZES.line + 8, width - 34 - room, tall - SIZES.line - 8 - 44)
-    axes.plot((1, most), (1, most), "--", color=INKS["muted"].paint, linewidth=1.2)
-    for name, of in drawn.items():
-        axes.plot(*zip(*of, strict=True), **style(subject.marks[name]))
+    axes = sheet.axes(40, SIZES.line + 8, width - 40 - room, tall - SIZES.line - 8 - 44)
+    ends = min(1, *ran.values()) / 1.15, max(most, *ran.values()) * 1.15
+    axes.set(xscale="log", yscale="log", xlim=(0.94, most), ylim=ends, xlabel="devices")
+    axes.set_xticks(numbers, list(map(str, numbers)))
+    axes.set_yticks(*log_ticks(*ends, 8, NUMBER))
+    axes.minorticks_off()
     axes.grid(True)
-    axes.set(xscale="log", ylim=(0, max(top * 1.08, 1.1)), xlim=(0.94, most))
-    axes.set_xticks(numbers, [str(n) for n in numbers])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("devices")
+    for name, of in lines.items():
+        measured = [i for i, (number, _) in enumerate(of) if (name, number) in ran]
+        axes.plot(*zip(*of, strict=True), **style(marks[name]), markevery=measured)
     sheet.text(0, 12, "times as fast as one device", "muted")
-    end_labels(sheet, axes, drawn, subject.marks, room)
+    end_labels(sheet, axes, lines, marks, room)
     return sheet
 
 
@@ -92,9 +97,9 @@ def scaling(subject: Subject) -> Iterator[PageFigure]:
             ((g, map(seconds, (p.step, p.ideal, p.total, p.transfer, p.waiting, p.other)))
              for g, p in several),
         ),
-        "T_comm = T_N − T₁/N. Other is computation beyond T₁/N and overhead; where it is "
-        "negative, N devices compute in less than T₁/N, and the bar of T₁/N is cut at the "
-        "line that marks it.",
+        "T_comm = T_N − T₁/N. Other is computation beyond T₁/N and overhead."
+        + " Where it is negative, N devices compute in less than T₁/N, and the bar of T₁/N is "
+        "cut at the line that marks it." * any(parts.other < 0 for _, parts in several),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from synchromesh.report.drawing import SIZES, Drawing, boxes, fitted
 from synchromesh.report.figure import PageFigure, PageTable, Subject
-from synchromesh.report.numbers import devices, seconds, short
+from synchromesh.report.numbers import devices, seconds, short, time_unit
 from synchromesh.report.palette import PARTS, Fill
 from synchromesh.report.panels import RowPanels
 from synchromesh.results.groups import RunGroup
@@ -76,7 +76,7 @@ def _draw(width: int, shown: list[RunResult]) -> Drawing:
     titles = [fitted(run.strategy, SIZES.bold * width) for run in shown]
     counts = list(zip(titles, map(len, runs), strict=True))
     sheet = PANELS.sheet(width, list(KINDS.values()), map(len, runs))
-    placed = PANELS.on(sheet, counts, left, width - left - 24, longest)
+    placed = PANELS.on(sheet, counts, left, width - left - 24, longest, time_unit(longest))
     for (axes, texts), run in zip(placed, runs, strict=True):
         for row, (device, spans) in enumerate(run.items()):
             _device(axes, row, spans, longest / (width - left))

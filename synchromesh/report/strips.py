@@ -54,6 +54,7 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         return
     switches = sum(strip.layouts.step > 0 for strip in plans)
     kinds = sorted({c.layout for strip in plans for c in strip.components})
+    staged = any(strip.staged for strip in plans)
     yield subject.figure(
         "layouts",
         "The layout of every component",
@@ -64,7 +65,7 @@ def figures(subject: Subject) -> Iterator[PageFigure]:
         lambda width: _draw(width, plans),
         _table(plans),
         "A field is as wide as the component's share of all parameters, the smallest a "
-        f"little wider. Gaps divide pipeline stages.{_reasons(plans)}",
+        f"little wider.{' Gaps divide pipeline stages.' * staged}{_reasons(plans)}",
     )
 
 

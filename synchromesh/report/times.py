@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from synchromesh.report.drawing import SIZES
 from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.numbers import devices, seconds, share
 from synchromesh.report.palette import PARTS, Fill
@@ -10,11 +11,6 @@ from synchromesh.results.breakdown import StepParts, step_parts
 from synchromesh.results.groups import RunGroup
 from synchromesh.results.run import Quartiles
 
-PARTS_OF_A_STEP = (
-    "step", "computation", "of it with hidden communication", "exposed transfer", "waiting",
-    "other", "share of communication, exposed", "share, hidden",
-)  # fmt: skip
-
 
 def training_time(subject: Subject) -> Iterator[PageFigure]:
     """Of an epoch (else of a step) by strategy and devices; none where nothing was timed."""
@@ -22,13 +18,13 @@ def training_time(subject: Subject) -> Iterator[PageFigure]:
     times = subject.known(lambda g: g.epoch_seconds if by_epoch else g.step_seconds)
     if not times:
         return
-    times.sort(key=_devices)
+    times.sort(key=lambda pair: pair[0].first.devices)
     quickest, least = min(times, key=lambda pair: pair[1].median)
     unit = "an epoch" if by_epoch else "a step"
     drawn = [(group, _time(subject, group, time)) for group, time in times]
     yield subject.figure(
         "time",
-        f"Seconds of {unit}",
+        f"Time of {unit}",
         f"Bars of the time of {unit} by strategy and number of devices. The shortest is "
         f"{seconds(least.median)}: {quickest.first.strategy} on "
         f"{devices(quickest.first.devices)}.",
@@ -38,19 +34,16 @@ def training_time(subject: Subject) -> Iterator[PageFigure]:
             ("median", "first quartile", "third quartile"),
             ((group, map(seconds, (t.median, t.q1, t.q3))) for group, t in times),
         ),
-        "Whiskers are quartiles." + " Without validation and checkpoints." * by_epoch,
+        "Whiskers are quartiles. " * any(bar.whiskers for _, bar in drawn)
+        + "Without validation and checkpoints." * by_epoch,
     )
-
-
-def _devices(pair: tuple[RunGroup, object]) -> int:
-    return pair[0].first.devices
 
 
 def _time(subject: Subject, group: RunGroup, time: Quartiles) -> Bar:
     strategy = group.first.strategy
     fill = Fill(subject.marks[strategy].ink, "", strategy)
     whiskers = (time.q1, time.q3) if time.q1 < time.q3 else None
-    return Bar(strategy, ((fill, time.median),), seconds(time.median), whiskers)
+    return Bar(strategy, ((fill, time.median),), time.median, whiskers)
 
 
 def communication(subject: Subject) -> Iterator[PageFigure]:
@@ -58,10 +51,11 @@ def communication(subject: Subject) -> Iterator[PageFigure]:
     steps = subject.known(step_parts)
     if not steps:
         return
-    steps.sort(key=_devices)
+    steps.sort(key=lambda pair: pair[0].first.devices)
     most, parts = max(steps, key=lambda pair: _exposed(pair[1]))
-    used = [fill for name, fill in PARTS.items() if any(_part(parts, name) for _, parts in steps)]
     drawn = [(group, _step(group, parts)) for group, parts in steps]
+    seen = {fill for _, bar in drawn for fill, _ in bar.parts}
+    used = [fill for fill in PARTS.values() if fill in seen]
     yield subject.figure(
         "communication",
         "Where a step's time goes",
@@ -71,12 +65,14 @@ def communication(subject: Subject) -> Iterator[PageFigure]:
         lambda width: bars(width, drawn, used, subject.marks),
         subject.table(
             "Parts of a step, in seconds and as shares, as the mean over devices",
-            PARTS_OF_A_STEP,
+            ("step", "computation", "of it with hidden communication", "exposed transfer",
+             "waiting", "other", "share of communication, exposed", "share, hidden"),
             ((group, _cells(parts)) for group, parts in steps),
         ),
-        "Exposed: a device computes nothing meanwhile. Hidden: it computes while messages "
-        "are in flight, so hidden communication costs no time of its own.",
-    )
+        "Exposed: a device computes nothing meanwhile."
+        + " Hidden: it computes while messages are in flight, so hidden communication costs no "
+        "time of its own." * (PARTS["hidden"] in seen),
+    )  # fmt: skip
 
 
 def _exposed(parts: StepParts) -> float:
@@ -90,9 +86,10 @@ def _part(parts: StepParts, name: str) -> float:
 
 
 def _step(group: RunGroup, parts: StepParts) -> Bar:
+    """Without what is less than a pixel of a step as wide as the sheet."""
     pieces = ((fill, _part(parts, name)) for name, fill in PARTS.items())
-    seen = tuple(piece for piece in pieces if piece[1] > 0)
-    return Bar(group.first.strategy, seen, seconds(parts.step))
+    seen = tuple(piece for piece in pieces if piece[1] > parts.step / SIZES.wide)
+    return Bar(group.first.strategy, seen, parts.step)
 
 
 def _cells(p: StepParts) -> tuple[str, ...]:

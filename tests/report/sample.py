@@ -1,7 +1,7 @@
 """Documents to draw: a full study, the smallest one, and one whose every text is an attack."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from synchromesh.catalogue.prices import HourlyPrice
@@ -93,6 +93,65 @@ def several() -> StudyResults:
         for i, run in enumerate(here)
     ]  # fmt: skip
     return derive(replace(study, runs=(*fast, *here, *absent, *other)))
+
+
+# speedups by strategy and devices, each over a step of one device that takes so many seconds
+DIFFICULT: Mapping[str, tuple[float, Mapping[str, Mapping[int, float]]]] = {
+    "crowded": (0.3, {
+        "single": {1: 1.0},
+        **{name: {2: 1.3 + i / 200, 8: 5.0 + i / 50} for i, name in enumerate((
+            "data", "tensor", "pipeline:stages=4,microbatches=8", "hybrid:tensor=2", "auto", "ddp",
+            "fsdp2", "data; encoder.layer.*.attention=tensor; head=tensor"))},
+    }),
+    "ending early": (0.3, {
+        "single": {1: 1.0}, "data": {2: 1.0, 4: 2.0, 7: 3.5, 8: 4.0}, "pipeline": {2: 1.4, 4: 2.8},
+        "tensor": {2: 0.6}, "auto": {2: 1.8, 4: 3.6, 8: 7.2}, "fsdp2": {2: 0.96, 4: 1.92},
+        "hybrid:tensor=2": {2: 1.2, 4: 2.4, 7: 4.2}, "ddp": {2: 0.98, 4: 1.96, 8: 3.92},
+    }),
+    "slower": (0.3, {
+        "single": {1: 1.0}, "data": {2: 0.28, 8: 0.19}, "ddp": {2: 0.29, 8: 0.18},
+        "tensor": {2: 0.11, 8: 0.07}, "auto": {2: 0.96, 8: 0.94},
+    }),
+    "seconds and minutes": (1200.0, {
+        "single": {1: 1.0}, "data": {2: 2.0, 4: 4.0}, "auto": {2: 13.0, 4: 26.0},
+        "ddp": {2: 1200.0, 4: 2400.0},
+    }),
+    "minutes": (400.0, {
+        "single": {1: 1.0}, "data": {2: 1.9, 4: 3.8}, "auto": {2: 3.0, 4: 6.0},
+    }),
+    "one count": (0.3, {"data": {4: 1.9}, "auto": {4: 3.0}, "ddp": {4: 1.8}}),
+}  # fmt: skip
+
+
+def difficult(*names: str, spread: float = 0.01) -> StudyResults:
+    """Cases of `DIFFICULT`, a workload each; quartiles are so far from the median."""
+    names = names or ("crowded", "ending early", "seconds and minutes")
+
+    def run(case: str, name: str, devices: int, step: float) -> RunResult:
+        exposed = 0.3 if devices > 1 else 0.0
+        return RunResult(
+            case, name, devices, 64, 0, "done", name, timed_steps=12,
+            step_seconds=Quartiles(step, step * (1 - spread), step * (1 + spread)),
+            samples_per_second=64 / step, predicted_step_seconds=step * 1.1,
+            communication_share=CommunicationShares(exposed, 0.0), computation_share=1 - exposed,
+            metrics=tuple(Epoch(i, i, step * i, None, {"accuracy": 1 - 0.5**i})
+                          for i in range(1, 4)),
+            peak_memory_bytes=(MemoryByKind(2**28, 2**28, 2**29, 0, 2**27),) * devices,
+            timeline=tuple(TimelineSpan(d, 0, step * 0.9, "computation", "layer")
+                           for d in range(devices)),
+        )  # fmt: skip
+
+    runs = tuple(
+        run(case, name, devices, one / speedup)
+        for case, (one, of) in DIFFICULT.items()
+        if case in names
+        for name, by_devices in of.items()
+        for devices, speedup in by_devices.items()
+    )
+    return derive(
+        StudyResults(", ".join(names), "2026-11-25T12:00:00+00:00",
+                     "synchromesh compare digits/cnn -o study/", StudyMachine("cpu", 2), runs)
+    )  # fmt: skip
 
 
 ATTACKS = (

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(AXE is None, reason="no axe-core-python: pip install axe-core-python"),
 ]
 VIEWS = [(width, dark) for width in (1280, 390) for dark in (False, True)]
-NAMES = ("full", "minimal", "hostile", "several")
+NAMES = ("full", "minimal", "hostile", "several", "difficult")
 
 # Texts of one drawing that overlap, or leave it; "1" of slack: boxes of texts have empty edges.
 DRAWINGS = """
@@ -85,6 +85,26 @@ def test_nothing_is_asked_cut_or_run(browser: Chromium, pages: dict[str, Path], 
         assert scrolled <= seen, place
         assert browser.ask(WIDE) == [], place
         assert browser.ask(DRAWINGS) == [], place
+
+
+# Left and right ends of the contents, of the widest drawing and the widest paragraph.
+PLACES = """
+['nav', 'svg.chart', 'main p:not(.first)'].map(kind => {
+  const seen = [...document.querySelectorAll(kind)].map(e => e.getBoundingClientRect());
+  const widest = seen.sort((a, b) => b.width - a.width)[0];
+  return [widest.left, widest.right];
+})
+"""
+
+
+def test_the_page_uses_its_width(browser: Chromium, pages: dict[str, Path]) -> None:
+    """Contents beside figures where both have room, paragraphs of a readable length everywhere."""
+    for width, least in ((1280, 0.9), (1024, 0.9), (390, 0.88)):
+        browser.show(pages["several"], width, False)
+        (left, nav), (chart, right), (begin, end) = browser.ask(PLACES)
+        beside = width == 1280
+        assert (right - (left if beside else chart)) / width >= least, width
+        assert (nav < chart) is beside and end - begin <= 46 * 16, width
 
 
 @pytest.mark.parametrize(

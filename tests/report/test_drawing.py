@@ -3,6 +3,9 @@
 import re
 from itertools import pairwise
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from synchromesh.report.drawing import (
     SIZES,
     Drawing,
@@ -52,9 +55,29 @@ def test_texts_fit_and_differ() -> None:
 
 def test_labels_are_moved_apart_and_stay_inside() -> None:
     assert spaced([10, 50, 90], 0, 100) == [10, 50, 90]
+    assert spaced([50, 50, 90], 0, 100) == [43, 57, 90], "a gap of 14, centred"
+    assert spaced([2, 2, 2], 0, 100) == [0, 14, 28] and spaced([99, 99], 0, 100) == [86, 100]
+    assert spaced([5, 5, 5], 0, 20) == [0, 14, 28], "without room from the first on"
     places = spaced([50, 50, 51, 99], 0, 100)
-    assert all(b - a >= 16 for a, b in pairwise(places))
-    assert places[-1] <= 100
+    assert all(b - a >= 14 for a, b in pairwise(places)) and places[-1] <= 100
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=9).map(sorted))
+def test_no_label_can_stand_nearer(wanted: list[float]) -> None:
+    """Against a descent of the sum of squares by single labels and by neighbours together."""
+    places = spaced(wanted, 0, 300)
+    assert all(b - a >= 14 - 1e-9 for a, b in pairwise(places))
+
+    def far(of: list[float]) -> float:
+        return sum((a - b) ** 2 for a, b in zip(of, wanted, strict=True))
+
+    for first in range(len(wanted)):
+        for last in range(first, len(wanted)):
+            for step in (-0.5, 0.5):
+                moved = [y + step * (first <= i <= last) for i, y in enumerate(places)]
+                apart = all(b - a >= 14 for a, b in pairwise(moved))
+                if apart and moved[0] >= 0 and moved[-1] <= 300:
+                    assert far(moved) >= far(places) - 1e-6
 
 
 def test_widths_are_shares_of_parameters_with_a_least() -> None:

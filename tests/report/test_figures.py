@@ -126,3 +126,19 @@ def test_the_summary_has_all_groups_and_what_failed() -> None:
     assert (failed.strategy, failed.devices, failed.seed, failed.failed) == ("tensor", 8, 2, True)
     slim = [name for _, columns in summary(EMPTY.comparison).groups for name in columns]
     assert "speedup" not in slim and "strategy" in slim
+
+
+def notes(case: str) -> dict[str, str]:
+    study = sample.difficult(case)
+    subject = Subject(comparisons(study)[0], marks(run.strategy for run in study.runs), "")
+    return {figure.name: figure.note for _, _, make, _ in SECTIONS for figure in make(subject)}
+
+
+def test_notes_say_nothing_of_what_is_not_there() -> None:
+    """Whiskers and hidden communication: `test_axes.py`, by what is drawn."""
+    slower, quicker = notes("slower"), notes("minutes")
+    assert "Where it is negative" in quicker["-scaling"]
+    assert "Where it is negative" not in slower["-scaling"]
+    assert "seeds" not in slower["-metric-0"] and "seeds" in next(curves.figures(SUBJECT)).note
+    (some,) = memory.figures(SUBJECT)
+    assert "A line marks" in some.note and "A line marks" not in slower["-memory"]
