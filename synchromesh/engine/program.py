@@ -54,6 +54,8 @@ class RankOutputs:
     outputs: list[Tensor]
     rows: int  # 0: the outputs are of a row that is not this rank's own (engine/absent.py)
     leads: bool  # whether it is the first of the ranks that have the same outputs
+    # what this stage reports beside the loss, with the rows that it covers here, where it leads
+    reports: Sequence[tuple[tuple[str, int], Tensor, int]] = ()
     # leaves that this stage made, by name
     carry: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -213,7 +215,13 @@ class Program:
         finest = max((x for _, x in stage.outputs), key=lambda x: x.data, default=None)
         covers = (0, False) if finest is None else share(finest, self.position, rows)
         carry = {leaf: env[form] for leaf, form in stage.carry.items()}
-        return RankOutputs(self.step.outputs, outputs, *covers, carry)
+        reports = [
+            (of, env[form], covered)
+            for of, (form, layout) in stage.reports.items()
+            for covered, leads in [share(layout, self.position, rows)]
+            if covered and leads
+        ]
+        return RankOutputs(self.step.outputs, outputs, *covers, reports, carry)
 
     def _compute(
         self, index: int, part: BoundComponent, piece: "PieceState", inputs: Sequence[Tensor],

@@ -39,8 +39,9 @@ def prepare(
     """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
-    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
-    `carry` loss(model, batch, carry) -> (such a loss, the carry for the next batch).
+    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight), or such
+    a loss and what it reports, (loss, {name: value}), as `Trainer.reports` has it. With `carry`
+    loss(model, batch, carry) -> (such a loss, the carry for the next batch).
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
