@@ -175,7 +175,8 @@ class OpaqueProgram:
             refuse_foreign(outputs[0], (*self.model.parameters.values(), *own.leaves))
             self._checked = True
         covers = share(self.leaf_layout, self.position, rows)
-        reports = [((n, 0), x, covers[0]) for n, x in reported(result).items() if covers[1]]
+        beside = reported(result) if covers[1] else {}
+        reports = [((name, 0), x, covers[0]) for name, x in beside.items()]
         return [RankOutputs(names, list(outputs), *covers, reports, carried(result))]
 
     def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:

@@ -87,9 +87,7 @@ class Accumulation:
             execution.carry.advance(self._walk(micro, alone, last, steps))
             self.begun = True
         value = self._loss()
-        if (reports := execution.programs.reports) or execution.reports:
-            latest = self._totals[-1][0][len(LossSum) :].tolist()
-            execution.reports.add(reports, latest, rows.total, len(self._totals) == 1)
+        self._report(rows.total)
         if last:
             if not self._sums[LossSum.GRADIENT]:
                 raise ValueError(
@@ -106,6 +104,12 @@ class Accumulation:
             execution.sync.finish(None if weight == self._unit else self._unit / weight)
             self.summed = True
         return value
+
+    def _report(self, rows: int) -> None:
+        of, known = self._execution.programs.reports, self._execution.reports
+        if of or known:
+            latest = self._totals[-1][0][len(LossSum) :].tolist()
+            known.add(of, latest, rows, len(self._totals) == 1)
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
         step, plan = self._execution.active.step, self._execution.active.plan

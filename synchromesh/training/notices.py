@@ -77,15 +77,15 @@ class Notices:
             )
 
     def _reports(self, plan: Plan, partition: Partition, step: Step) -> None:
+        names = {r.name for r in step.reports if r.kind == "unknown"}
         data = [local.layout.data for local in partition.components]
-        apart = {item.of[0] for item in partition.reports if data[item.source] > 1}
-        divided = plan.micro_batches > 1 or (step.opaque and data[0] > 1)
-        unknown = [r.name for r in step.reports if r.kind == "unknown"]
-        if names := [name for name in unknown if divided or name in apart]:
+        if plan.micro_batches == 1 and partition.reports:
+            names &= {x.of[0] for x in partition.reports if data[x.source] > 1}
+        if names and plan.micro_batches * max(data) > 1:
             self.once(
-                f"what the loss reports as {', '.join(names)} is not seen to be a mean or a sum "
-                "over rows: it is given as the mean of what each rank and micro-batch makes of "
-                "its own rows"
+                f"what the loss reports as {', '.join(sorted(names))} is not seen to be a mean or "
+                "a sum over rows: it is given as the mean of what each rank and micro-batch makes "
+                "of its own rows"
             )
 
     def doubt(self, step: Step) -> None:

@@ -32,6 +32,8 @@ class Reports(dict[str, float]):
         self.clear()
         self.latest = {}
         for report, *pair in zip(of, sums[::2], sums[1::2], strict=True):
+            if not pair[1] and report.kind == "unknown":
+                continue  # of a model that runs untraced, which has not reported it
             known = before.get(report.name, (0.0, 0.0))
             total = self._sums[report.name] = known[0] + pair[0], known[1] + pair[1]
             for target, (value, weight) in ((self.latest, pair), (self, total)):

@@ -58,11 +58,11 @@ def coupling_operators(graph: Graph, reports: bool = False) -> Iterator[tuple[No
     operators that make values of rows x rows, that work along the rows, or that join rows with a
     value that rows were reduced to. A loss's own mean, or sum / weight, joins none. reports:
     whether those count that nothing but what a loss reports needs."""
-    live, of_rows = living(graph), dependent_on_rows(graph)
+    live = {n for n in living(graph) if reports or not meta.reported(n)}
+    of_rows = dependent_on_rows(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
-        needed = node in live and (reports or not meta.reported(node))
-        if not needed or meta.value(node) is None:
+        if node not in live or meta.value(node) is None:
             continue
         name = short_name(node)
         filled = name in FILLING or name.startswith("new_") or name.endswith("_like")
