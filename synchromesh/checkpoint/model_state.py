@@ -178,6 +178,23 @@ class ModelState:
             want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))
             yield name, redistribute(shard, have, want, shape, self.world.everyone)
 
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The optimizer's own with entire tensors, in every rank's host memory; all call alike."""
+        self._spread_optimizer_state()
+        names = {p: n for n, p in self.model.parameters.items()}
+        order = [names[p] for group in self.optimizer.param_groups for p in group["params"]]
+        made: dict[str, Any] = self.optimizer.state_dict()
+        made["state"] = {number: dict(entries) for number, entries in made["state"].items()}
+        for number, name in enumerate(order):
+            everywhere = (full_box(self.model.described[name].shape),)
+            want = (everywhere,) * self.world.size
+            for key in self.optimizer_state.moving(name):
+                moved = self._move_state(name, key, want)
+                sides = moved.have, moved.want
+                entire = redistribute(moved.current(), *sides, moved.shape, self.world.everyone)
+                made["state"][number][key] = entire.cpu()
+        return made
+
     @contextmanager
     def whole(self, rank: int | None) -> Iterator[nn.Module | None]:
         """The module with entire tensors, on all ranks or on one alone."""

@@ -25,8 +25,8 @@ COLLATORS: Mapping[str, tuple[str, ...]] = {  # of transformers, and what they p
     "DataCollatorForSeq2Seq": ("labels", "decoder_input_ids", "decoder_attention_mask"),
 }
 # Lengths that nobody has named are powers of two and three quarters of them, of at least so many
-# tokens (chosen: fewer are not worth a trace). Rounded so, the longest of 32 sentences of SST-2 are
-# 49 tokens on average of 41, in 3 lengths; by powers of two alone they were 63.
+# tokens (chosen: fewer are not worth a trace). Of the longest of 32 sentences of SST-2, 41 tokens
+# on average, that makes 49, in 3 lengths; powers of two alone make 63.
 LEAST = 16
 
 

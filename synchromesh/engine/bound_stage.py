@@ -66,6 +66,7 @@ class BoundStage:
     arriving: tuple[Border, ...]
     handed: tuple[Border, ...]
     outputs: list[tuple[Border, Layout]]
+    reports: dict[tuple[str, int], tuple[Border, Layout]]  # that it makes
     carry: dict[str, Border]  # leaves of the carry that it makes
     turns: int = 1  # of a forward
 
@@ -101,15 +102,23 @@ class Binding:
         bound = BoundStage(
             parts, tuple(dict.fromkeys(arriving)), tuple(dict.fromkeys(handed)),
             [_output(parts, o) for o in self.partition.outputs] if last else [],
-            self._carry(stage),
+            self._reports(stage), self._carry(stage),
         )  # fmt: skip
         bound.turns = 1 + _arrange(bound, self.leaves)
         return bound
 
+    def _reports(self, stage: range) -> dict[tuple[str, int], tuple[Border, Layout]]:
+        components, made = self.partition.components, {}
+        for item in self.partition.reports:
+            if item.source in stage:
+                layout = components[item.source].layout
+                made[item.of] = border(item.value.name, layout, REPLICATED), layout
+        return made
+
     def _carry(self, stage: range) -> dict[str, Border]:
         components = self.partition.components
         return {
-            item.leaf: border(item.value.name, components[item.source].layout, REPLICATED)
+            item.of: border(item.value.name, components[item.source].layout, REPLICATED)
             for item in self.partition.carry
             if item.source in stage
         }
@@ -153,7 +162,8 @@ def _arrange(stage: BoundStage, leaves: list[Border]) -> int:
     for at, (_, part) in enumerate(stage.parts):
         read = (form for f in part.fetches for form in (f.made, f.read))
         last |= dict.fromkeys((*part.results, *read), at)
-    kept = {*stage.handed, *(form for form, _ in stage.outputs), *stage.carry.values()}
+    given = (*stage.outputs, *stage.reports.values())
+    kept = {*stage.handed, *(form for form, _ in given), *stage.carry.values()}
     count, there = 0, {*leaves, *stage.arriving}
     for at, (_, part) in enumerate(stage.parts):
         part.dropped = tuple(b for b, i in last.items() if i == at and b not in kept)

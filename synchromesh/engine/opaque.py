@@ -25,7 +25,7 @@ from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of, in_mode
-from synchromesh.trace.capture.outputs import carried, flat_outputs
+from synchromesh.trace.capture.outputs import carried, flat_outputs, reported
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.schedule import Action
@@ -175,7 +175,9 @@ class OpaqueProgram:
             refuse_foreign(outputs[0], (*self.model.parameters.values(), *own.leaves))
             self._checked = True
         covers = share(self.leaf_layout, self.position, rows)
-        return [RankOutputs(names, list(outputs), *covers, carried(result))]
+        beside = reported(result) if covers[1] else {}
+        reports = [((name, 0), x, covers[0]) for name, x in beside.items()]
+        return [RankOutputs(names, list(outputs), *covers, reports, carried(result))]
 
     def _refuse_absent(self, micro_batches: Sequence[tuple[Any, GlobalRows]]) -> None:
         for _, rows in micro_batches:

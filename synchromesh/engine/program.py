@@ -42,6 +42,8 @@ from synchromesh.values.layout import Layout, groups_of, leaf_layout_at, stages_
 from synchromesh.values.schedule import Action, taking_turns
 from synchromesh.values.sharding import Run, gathering
 
+# a value beside the loss: its name and part (`Step.reported`), itself, how many rows it covers
+Report = tuple[tuple[str, int], Tensor, int]
 # by schedule and number of micro-batches: after which backwards gradients are complete, of what
 Completing = dict[tuple[str, int], dict[Action, list[str]]]
 
@@ -54,6 +56,7 @@ class RankOutputs:
     outputs: list[Tensor]
     rows: int  # 0: the outputs are of a row that is not this rank's own (engine/absent.py)
     leads: bool  # whether it is the first of the ranks that have the same outputs
+    reports: Sequence[Report] = ()  # of this stage, of which this rank is such a first one
     # leaves that this stage made, by name
     carry: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -213,7 +216,18 @@ class Program:
         finest = max((x for _, x in stage.outputs), key=lambda x: x.data, default=None)
         covers = (0, False) if finest is None else share(finest, self.position, rows)
         carry = {leaf: env[form] for leaf, form in stage.carry.items()}
-        return RankOutputs(self.step.outputs, outputs, *covers, carry)
+        reports = self._reports(stage, env, rows) if stage.reports else ()
+        return RankOutputs(self.step.outputs, outputs, *covers, reports, carry)
+
+    def _reports(
+        self, stage: BoundStage, env: Mapping[Border, Tensor], rows: GlobalRows
+    ) -> list[Report]:
+        made = []
+        for of, (form, layout) in stage.reports.items():
+            covered, leads = share(layout, self.position, rows)
+            if covered and leads:
+                made.append((of, env[form], covered))
+        return made
 
     def _compute(
         self, index: int, part: BoundComponent, piece: "PieceState", inputs: Sequence[Tensor],

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from synchromesh.catalogue.sheet import sheets
 from synchromesh.results.run import RunResult
+from synchromesh.trace.capture.outputs import named
 from synchromesh.workloads.workload import Workload
 
 SLOWER_FORMS = {"pcie", "nvl"}  # words of names of devices that have a sheet of their own or none
@@ -25,8 +26,7 @@ def step_flops(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: A
     """Operations (a multiplication and an addition are two) of forward and backward of `batch` on
     the unsharded `model`, by torch's formulas for products, convolutions and attention."""
     with FlopCounterMode(display=False) as counter:
-        value = loss(model, batch)
-        total = value if isinstance(value, Tensor) else value[0]
+        total, *_ = named(loss(model, batch)).values()
         total.backward()
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())

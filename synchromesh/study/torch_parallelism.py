@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from synchromesh.data.reading import Ranges
 from synchromesh.engine.groups import World
 from synchromesh.trace.capture.batch import row_count, take
+from synchromesh.trace.capture.outputs import named
 from synchromesh.workloads.workload import Loss
 
 LISTS = (nn.ModuleList, nn.Sequential)
@@ -20,8 +21,9 @@ LISTS = (nn.ModuleList, nn.Sequential)
 
 def local_mean(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     """The mean loss over this rank's rows."""
-    value = loss(model, batch)
-    return value if isinstance(value, Tensor) else value[0] / value[1]
+    value, *weight = named(loss(model, batch)).values()
+    mean: Tensor = value / weight[0] if weight else value
+    return mean
 
 
 class Replicated:

@@ -50,6 +50,7 @@ effect = MetaEntry[tuple[str, ...]]("effect", ())  # names of the buffers that t
 reduced = MetaEntry[bool]("reduced", False)  # a value of a component that rows were reduced to
 irregular = MetaEntry[Any]("irregular", None)  # see `why_irregular`; a tuple where `value` is one
 coupling = MetaEntry[str]("coupling", "")  # a clause: the node makes rows depend on each other
+reported = MetaEntry[bool]("reported", False)  # nothing but what a loss reports needs it
 grouped = MetaEntry[bool]("grouped", False)  # what rows were reduced to says where groups end
 
 # -- of a local graph's placeholders

@@ -49,6 +49,15 @@ def at_least(rows: int) -> Guard:
 
 
 @dataclass(frozen=True)
+class Report:
+    """A value that a loss reports beside itself. kind: "mean", "sum" or "weighted mean" over rows,
+    the last as two outputs, (sum, weight); "constant", "unknown"."""
+
+    name: str
+    kind: str = "unknown"
+
+
+@dataclass(frozen=True)
 class Step:
     """What `trace` found. docs/design.md has the graph's contract; `graph` is None when opaque."""
 
@@ -59,7 +68,8 @@ class Step:
     leaves: tuple[str, ...]  # the batch's tensor leaves in flattening order, and its totals
     shared: Mapping[str, str]  # a parameter's other names in the model -> its first name
     reason: str = ""  # why the step is opaque
-    carry: tuple[str, ...] = ()  # the leaves that it gives anew for the next batch, behind outputs
+    reports: tuple[Report, ...] = ()  # what it gives beside a loss, behind outputs
+    carry: tuple[str, ...] = ()  # the leaves that it gives anew for the next batch, behind those
     guards: tuple[Guard, ...] = ()  # conditions on the rows of a global batch
     assumed: Mapping[str, str] = field(default_factory=dict)  # buffers folded into it: digests
     fed: tuple[str, ...] = ()  # what it changes by the values of its rows, but for norms
@@ -86,6 +96,12 @@ class Step:
             replace(layout, data=1, tensor=layout.devices) if name in self.coupling else layout
             for name, layout in zip(self.chain.names, layouts, strict=True)
         )
+
+    @property
+    def reported(self) -> tuple[tuple[str, int], ...]:
+        """The outputs that reports are: of each its name, and 0, or 1 for its weight."""
+        parts = ((r, (0, 1) if r.kind == "weighted mean" else (0,)) for r in self.reports)
+        return tuple((r.name, part) for r, of in parts for part in of)
 
     @property
     def opaque(self) -> bool:

@@ -22,6 +22,7 @@ from synchromesh.programs.model import Model
 from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
+from synchromesh.training.reports import add_reports
 from synchromesh.values.schedule import PIECES, Action
 
 
@@ -95,6 +96,7 @@ class Accumulation:
             execution.carry.advance(self._walk(micro, alone, last, steps))
             self.begun = True
         value = self._loss()
+        self._report(rows.total)
         if last:
             if not self._sums[LossSum.GRADIENT]:
                 raise ValueError(
@@ -111,6 +113,12 @@ class Accumulation:
             execution.sync.finish(None if weight == self._unit else self._unit / weight)
             self.summed = True
         return value
+
+    def _report(self, rows: int) -> None:
+        of, known = self._execution.programs.reports, self._execution.reports
+        if of or known:
+            latest = self._totals[-1][0][len(LossSum) :].tolist()
+            known.add(of, latest, rows, len(self._totals) == 1)
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
         step, plan = self._execution.active.step, self._execution.active.plan
@@ -131,7 +139,9 @@ class Accumulation:
         self, micro: Sequence[MicroBatch], alone: bool, last: bool, steps: int
     ) -> dict[str, Tensor]:
         """Adds to gradients and loss; this rank's carry. alone: these are the accumulation."""
-        sums = torch.zeros(len(LossSum), dtype=torch.float64, device=self._world.device)
+        reports = self._execution.programs.reports
+        count = len(LossSum) + 2 * len(reports)
+        sums = torch.zeros(count, dtype=torch.float64, device=self._world.device)
         if not micro:
             self._send(sums)
             return {}
@@ -144,6 +154,8 @@ class Accumulation:
         def forwarded(results: Sequence[RankOutputs]) -> None:
             for result in results:
                 self._add(result, sums, alone)
+                if result.reports:
+                    add_reports(reports, result, sums[len(LossSum) :])
 
         def forwards_over() -> None:
             if not late:
@@ -183,8 +195,8 @@ class Accumulation:
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
-        total = sums if self._world.size == 1 else active.agree.exchanged(sums)
-        if total is not None:
+        total = sums if self._world.size == 1 else active.agree.exchanged(_of_loss(sums))
+        if total is not None and len(total) == len(sums):
             self._totals.append((total, None))
         elif active.plan.stage_count == 1 and not self._execution.sharding.units:
             self._totals.append((sums, control_channel.start_all_gather(everyone, sums)))
@@ -219,9 +231,9 @@ class Accumulation:
         for index, (_, finish) in enumerate(self._totals):
             if finish is not None:
                 self._totals[index] = (finish().sum(0), None)
-        value = self._totals[0][0]
+        value = _of_loss(self._totals[0][0])
         for total, _ in self._totals[1:]:
-            value = value + total
+            value = value + _of_loss(total)
         self._sums = value.tolist()
         if self._sums[LossSum.COUPLED]:
             raise ValueError(
@@ -233,6 +245,11 @@ class Accumulation:
             targets = self._execution.active.step.targets
             self._unit = _unit(bool(self._sums[LossSum.PAIR]), targets, self._rows)
         return value[LossSum.VALUE] / value[LossSum.WEIGHT]
+
+
+def _of_loss(sums: Tensor) -> Tensor:
+    """Of all sums those of `LossSum`; what is reported is behind them."""
+    return sums if len(sums) == len(LossSum) else sums[: len(LossSum)]
 
 
 def _unit(weighted: bool, targets: int, rows: int) -> float:

@@ -41,6 +41,7 @@ from synchromesh.training.carry import Carry
 from synchromesh.training.losses import Losses
 from synchromesh.training.notices import Notices
 from synchromesh.training.programs import Programs
+from synchromesh.training.reports import Reports
 from synchromesh.training.traces import TUNING, Traces
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.layout import stages_of
@@ -69,6 +70,7 @@ class Execution:
         self._active: ActivePlan | None = None
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
+        self.reports = Reports()
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)
         step = self.traces.training_step(plan, example)

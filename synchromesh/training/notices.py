@@ -48,6 +48,7 @@ class Notices:
         if given:
             self._unsharded(plan, stated, partition)
         self._row_state(plan, partition, step, parameters)
+        self._reports(plan, partition, step)
         divided = any(local.layout.data > 1 for local in partition.components)
         if not divided and any(spec.states != "none" for spec in plan.specs):
             self.once(
@@ -73,6 +74,18 @@ class Notices:
             self.once(
                 f"@pieces={plan.pieces} is left aside, for pieces would part rows that belong "
                 f"together: {step.coupled}"
+            )
+
+    def _reports(self, plan: Plan, partition: Partition, step: Step) -> None:
+        names = {r.name for r in step.reports if r.kind == "unknown"}
+        data = [local.layout.data for local in partition.components]
+        if plan.micro_batches == 1 and partition.reports:
+            names &= {x.of[0] for x in partition.reports if data[x.source] > 1}
+        if names and plan.micro_batches * max(data) > 1:
+            self.once(
+                f"what the loss reports as {', '.join(sorted(names))} is not seen to be a mean or "
+                "a sum over rows: it is given as the mean of what each rank and micro-batch makes "
+                "of its own rows"
             )
 
     def doubt(self, step: Step) -> None:

@@ -41,8 +41,9 @@ def prepare(
     """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
 
     optimizer: over parameters of the model; it stays the caller's, schedulers go on working.
-    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight). With
-    `carry` loss(model, batch, carry) -> (such a loss, the carry for the next batch).
+    loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight), or such
+    a loss and what it reports, (loss, {name: value}), as `Trainer.reports` has it. With `carry`
+    loss(model, batch, carry) -> (such a loss, the carry for the next batch).
     Losses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
     parameters of their own, or with one for all: step(batch, loss=name) computes one of them, and
     its optimizer updates. The plan is made for a step of each, one after the other.

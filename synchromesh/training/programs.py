@@ -14,7 +14,7 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.partition.local import deliveries
 from synchromesh.trace.partition.partition import Partition, partition
-from synchromesh.trace.step import Step
+from synchromesh.trace.step import Report, Step
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.traces import Traces
 from synchromesh.values.holding import Holding
@@ -35,6 +35,7 @@ class Programs:
     ) -> None:  # fmt: skip
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
         self.sharding = sharding
+        self.reports: tuple[Report, ...] = ()  # of what was found last
         self._made: dict[tuple[Any, Hashable, int], tuple[Step, AnyProgram | None]] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
@@ -49,6 +50,7 @@ class Programs:
         batches that partitions are made for."""
         shape, function = signature(batch), self.traces.canonical(function)
         step = self.traces.find(function, shape, batch, total, self.active)
+        self.reports = step.reports
         self._check_blocks(step, rows)
         key = (function, shape, id(step))
         if key not in self._made:

@@ -17,7 +17,7 @@ from synchromesh.engine.groups import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import changes, compare, failure
-from synchromesh.trace.step import Step, at_least
+from synchromesh.trace.step import Report, Step, at_least
 from synchromesh.training.active_plan import Loss, Options
 from synchromesh.values.size import readable
 
@@ -87,9 +87,10 @@ class TraceCheck:
         if error is not None:
             raise error  # the user's own, not that the trace has met it too
         refuse_first([text or "" for _, text in answers])
-        free, fed, outputs = next(filter(None, (made for made, _ in answers)))
+        free, fed, names, outputs = next(filter(None, (made for made, _ in answers)))
         doubt = "" if len(outputs) == 2 else step.doubt
-        return replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt)
+        reports = tuple(map(Report, names))
+        return replace(step, changed=tuple(free), fed=tuple(fed), doubt=doubt, reports=reports)
 
     def _obstacle(self, step: Step) -> str:
         """Why this rank cannot run the model beside its trace; empty where it can. An idle rank

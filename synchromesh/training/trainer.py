@@ -50,6 +50,7 @@ class Trainer:
 
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
+    reports         what the loss reports beside itself, since the last update (`Reports`)
     on_event        is called with each decision of the adapter, and again once its effect is known
     stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
                     ranks' (`Stop`)"""
@@ -66,6 +67,7 @@ class Trainer:
         planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
+        self.reports = execution.reports
         self._accumulation = Accumulation(self._execution)
         self._adaptation = Adaptation(self._execution, self.switch)
 
@@ -111,7 +113,6 @@ class Trainer:
         """What a step takes under the current plan, composed of measurements of components and
         collectives, and the memory of each device; for global batches of as many rows as the
         example, or as `adapt` has noticed that they have now.
-
         Measures what is not known yet, which takes seconds; all ranks call alike."""
         self._check_method("predict")
         known = None if self.adapter is None else self.adapter.profile
@@ -375,7 +376,6 @@ class Trainer:
 
     def resume(self, path: str | Path) -> dict[str, Any]:
         """Continues from a checkpoint of any plan; returns what `save` was given as `extra`.
-
         CheckpointError, on all ranks, for one that is damaged or of another model; nothing has
         changed then."""
         self._check_method("resume")

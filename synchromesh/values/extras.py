@@ -7,6 +7,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # modules, as they are imported
     "workloads": ("transformers", "sklearn", "PIL", "pycocotools"),
     "report": ("matplotlib", "jinja2"),
     "tensorboard": ("tensorboardX",),
+    "lightning": ("pytorch_lightning",),
 }
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from synchromesh.engine.batches import to_device
 from synchromesh.trace.capture.batch import autocast_for, row_count, take
 from synchromesh.trace.capture.carry import Carrying, join, started, with_leaves
-from synchromesh.trace.capture.outputs import WithCarry
+from synchromesh.trace.capture.outputs import WithCarry, named
 from synchromesh.workloads.workload import Loss, Workload
 
 Tensors = dict[str, Tensor]
@@ -141,11 +141,11 @@ def computed(
         if isinstance(result, WithCarry):
             for name, leaf in result.leaves.items():
                 carry.setdefault(name, []).append(leaf)
-            result = result.result
-        if not isinstance(result, tuple):
+        given, *of_pair = named(result).values()
+        if not of_pair:
             rows = row_count(batch) if len(batches) > 1 else 1
-            result = result * rows, torch.tensor(rows)
-        total, weight = total + result[0], weight + result[1]
+            given, of_pair = given * rows, [torch.tensor(rows)]
+        total, weight = total + given, weight + of_pair[0]
     value = total / weight
     value.backward()
     return {

@@ -142,9 +142,7 @@ def _compare(
     compared = Deviations(trainer, tolerance)
     sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
-    trained = {p.name for c in trainer.traced.chain.components for p in c.parameters}
-    own = sum(p.nbytes for n, p in trainer.model.parameters.items() if n in trained)
-    held = trainer.gather_numbers(own)
+    held = trainer.gather_numbers(parameter_bytes(trainer))
     explained = explain(
         trainer.traced, trainer.partition, trainer.plan, trainer.world.size, workload.batch_size,
         trainer.options.sync_batch_norm,
@@ -164,6 +162,12 @@ def _compare(
     }  # fmt: skip
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone
+
+
+def parameter_bytes(trainer: Trainer) -> int:
+    """Bytes of the parameters of the chain that live on this rank."""
+    names = {p.name for c in trainer.traced.chain.components for p in c.parameters}
+    return sum(p.nbytes for n, p in trainer.model.parameters.items() if n in names)
 
 
 def _train(

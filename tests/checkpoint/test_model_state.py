@@ -14,6 +14,7 @@ from synchromesh.checkpoint.initial import initial_values, refuse_uninitialised
 from synchromesh.checkpoint.model_state import checksum
 from synchromesh.programs.model import Model
 from synchromesh.training.prepare import prepare
+from synchromesh.verify.verify import parameter_bytes
 from tests.models import FAMILIES
 from tests.ranks import run
 from tests.traces import shared
@@ -198,7 +199,7 @@ def trained(
     here = sum(p.untyped_storage().nbytes() for p in held)
     state = trainer.state_dict()
     trainer.close()
-    return losses, state, here, trainer.parameter_bytes()
+    return losses, state, here, parameter_bytes(trainer)
 
 
 def write(family: str, folder: str) -> None:

@@ -16,6 +16,7 @@ from synchromesh.trace.partition.explain import explain, text
 from synchromesh.trace.partition.partition import partition
 from synchromesh.training.prepare import prepare
 from synchromesh.values.plan import Plan
+from synchromesh.verify.verify import parameter_bytes
 from tests.ranks import run
 from tests.traces import shared
 
@@ -113,7 +114,7 @@ def planned(kind: type[nn.Module], plan: str) -> tuple[Any, Any, float, list[str
         value = trainer.evaluate([trainer.shard(batch(7, 9))], right)["loss"]
     state = trainer.state_dict()
     expected = explain(trainer.traced, trainer.partition, trainer.plan, trainer.world.size, 8)
-    held = trainer.parameter_bytes()
+    held = parameter_bytes(trainer)
     trainer.close()
     assert expected.parameter_bytes_per_rank[trainer.rank] == held
     return losses, state, value, [str(w.message) for w in told], sent, held

@@ -3,6 +3,9 @@
 import os
 import re
 import socket
+import subprocess
+import sys
+import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +16,10 @@ from torch import Tensor
 
 from tests.ranks import run
 
-PAGE = (Path(__file__).parents[2] / "docs/from-your-loop.md").read_text()
+pytest.importorskip("pytorch_lightning")  # once here rather than in every rank
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/from-your-loop.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 FIRST, *SECTIONS = PAGE.split("\n## ")
 LOOPS = {s.splitlines()[0]: BLOCK.findall(s) for s in SECTIONS if "Before" in s}
@@ -23,6 +29,9 @@ LOOPS = {s.splitlines()[0]: BLOCK.findall(s) for s in SECTIONS if "Before" in s}
 def weights(block: str, folder: str) -> dict[str, Tensor]:
     """What a block leaves, in a folder that ranks share."""
     os.chdir(folder)
+    if "lightning" in block:  # which finds its place as under torchrun, and says much
+        os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        warnings.simplefilter("ignore")
     if "init_process_group" in block:
         dist.destroy_process_group()
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -38,11 +47,23 @@ def weights(block: str, folder: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_behind_is_as_the_one_before(name: str, ranks: int, tmp_path: Path) -> None:
-    *own, before, after = LOOPS[name]
-    want = run(1, weights, "".join([*own, before]), str(tmp_path))[0]
-    for got in run(ranks, weights, "".join([*own, after]), str(tmp_path)):
+    *both, before, after = LOOPS[name]
+    want = run(1, weights, "".join([*both, before]), str(tmp_path))[0]
+    for got in run(ranks, weights, "".join([*both, after]), str(tmp_path)):
         assert got.keys() == want.keys()
         assert all(torch.allclose(got[n], want[n], rtol=1e-4, atol=1e-6) for n in want)
+
+
+def test_a_lightning_script_starts_its_own_ranks(tmp_path: Path) -> None:
+    *both, before, after = LOOPS["From Lightning"]
+    want = run(1, weights, "".join([*both, before]), str(tmp_path))[0]
+    own = after.replace("max_epochs=2", 'max_epochs=2, devices=2, accelerator="cpu"')
+    (tmp_path / "script.py").write_text(COMMON + "".join([*both, own]))
+    (tmp_path / "weights.pt").unlink()
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, check=True, timeout=120)
+    got = torch.load(tmp_path / "weights.pt")
+    assert all(torch.allclose(got[n], want[n], rtol=1e-4, atol=1e-6) for n in want)
 
 
 def pretrained(block: str, folder: str) -> None:

@@ -10,7 +10,7 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from synchromesh.trace import meta
-from synchromesh.trace.nodes import outputs
+from synchromesh.trace.nodes import ancestors, outputs
 from synchromesh.trace.step import Step
 from synchromesh.values.component import Chain, Component, Parameter
 
@@ -22,7 +22,7 @@ from .flatten import flatten, shared_names
 from .known_values import fold_masks
 from .loss_reduction import LossReduction
 from .model_snapshot import in_mode
-from .outputs import refuse_metrics
+from .outputs import BadOutput, refuse_metrics
 from .rows import annotate
 from .split import UnorderedRows, split
 from .totals import names, with_loss_reduced
@@ -45,6 +45,8 @@ def trace(
             exported = export(model, function, batch, autocast, rows, numbers)
             if training:
                 refuse_metrics(exported.outputs)
+            elif exported.reports:
+                raise BadOutput("a metric reports nothing beside itself: return one dict of sums")
             return captured(exported, model, modules, training)
         except Untraceable as error:
             return opaque(model, batch, str(error))
@@ -61,7 +63,10 @@ def captured(
     annotate(graph, symbols)
     reduction, totals = LossReduction(), None
     if training:
-        graph, reduction, totals = with_loss_reduced(graph, len(exported.outputs))
+        mark_reported(graph, len(exported.outputs), len(exported.reports))
+        graph, reduction, totals = with_loss_reduced(
+            graph, len(exported.outputs), exported.reports
+        )
     try:
         grouped, chain, merged = split(graph, model, modules, constants)
     except UnorderedRows as unordered:
@@ -78,8 +83,17 @@ def captured(
         fed=row_dependent_buffers(grouped), merged=merged, coupled=coupled.why,
         coupling=tuple(n for i, n in enumerate(chain.names) if i in coupled.components),
         targets=reduction.targets, doubt=coupled.why if coupled.doubted else "",
-        carry=exported.carry, totals=totals, read=exported.read,
+        reports=reduction.reports, carry=exported.carry, totals=totals, read=exported.read,
     )  # fmt: skip
+
+
+def mark_reported(graph: Graph, first: int, count: int) -> None:
+    """Marks what only the `count` outputs from `first` on need: it is to change no training."""
+    given = outputs(graph)
+    effects = filter(meta.effect, graph.nodes)
+    needed = ancestors(*given[:first], *given[first + count :], *effects)
+    for node in ancestors(*given[first : first + count]) - needed:
+        meta.reported.set(node, True)
 
 
 def constants_of(graph: Graph | None) -> set[str]:

@@ -35,7 +35,7 @@ from .model_snapshot import (
     preserved,
     untraced,
 )
-from .outputs import BadOutput, carried, flat_outputs
+from .outputs import BadOutput, carried, flat_outputs, reported
 from .run import run
 
 Tensors = Mapping[str, Tensor]
@@ -161,7 +161,8 @@ def difference(
         trained = {n: p for n, p in leaves.items() if p.requires_grad}
         for sample, outputs, carry in zip(samples, eager.outputs, eager.carry, strict=True):
             made = run(without_chance, model, sample, parameters=leaves)
-            traced, states = made[: len(step.outputs)], made[len(step.outputs) :]
+            first = len(step.outputs)
+            traced, states = made[:first], made[first + len(step.reported) :]
             of_trace, expected = gradients(mean(traced), trained), eager.gradients.pop(0)
             limit = tolerance(outputs[0].dtype, expected, autocast)
             if fault := (
@@ -221,10 +222,12 @@ def differing_loss(model: Sequence[Tensor], trace: Sequence[Tensor], limit: floa
 @dataclass(frozen=True)
 class Changes:
     """What a step changes of the model's parameters, buffers and attributes, by name: `fed` by the
-    values of its rows, `free` whatever they are. outputs: the names of what its loss gives."""
+    values of its rows, `free` whatever they are. reports, outputs: the names of what its loss
+    gives beside itself, and as itself."""
 
     free: tuple[str, ...] = ()
     fed: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
 
@@ -243,7 +246,7 @@ def changes(
             before = state_of(model)
             try:
                 with autocast_for(sample, autocast):
-                    outputs, _ = flat_outputs(function(model, copy_of(sample)))
+                    result = function(model, copy_of(sample))
             except Exception:  # it does not take so few rows: nothing is known
                 return Changes()
             after = state_of(model)
@@ -254,7 +257,8 @@ def changes(
         states.append(after)
     first, *others = states
     fed = {n for n in changed if not all(same(first.get(n), s.get(n)) for s in others)}
-    return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)), outputs)
+    names = tuple(reported(result)), flat_outputs(result)[0]
+    return Changes(tuple(sorted(changed - fed)), tuple(sorted(fed)), *names)
 
 
 @quiet()

@@ -53,11 +53,13 @@ def coupling(graph: Graph, doubt: str = "") -> Coupling:
     return Coupling(why, frozenset(of_all_rows), not operators)
 
 
-def coupling_operators(graph: Graph) -> Iterator[tuple[Node, str]]:
+def coupling_operators(graph: Graph, reports: bool = False) -> Iterator[tuple[Node, str]]:
     """Every operator that couples rows, and a clause that names it and the user's line. These are
     operators that make values of rows x rows, that work along the rows, or that join rows with a
-    value that rows were reduced to. A loss's own mean, or sum / weight, joins none."""
-    live, of_rows = living(graph), dependent_on_rows(graph)
+    value that rows were reduced to. A loss's own mean, or sum / weight, joins none. reports:
+    whether those count that nothing but what a loss reports needs."""
+    live = {n for n in living(graph) if reports or not meta.reported(n)}
+    of_rows = dependent_on_rows(graph)
     reduced: set[Node] = set()
     for node in calls(graph):
         if node not in live or meta.value(node) is None:

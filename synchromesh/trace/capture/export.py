@@ -26,7 +26,7 @@ from synchromesh.values.fault import message
 from .batch import autocast_for, copy_of, example, leaves, rows_of
 from .known_values import KnownValues, is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
-from .outputs import BadOutput, carried, flat_outputs
+from .outputs import BadOutput, carried, flat_outputs, reported
 from .readings import Reads, ReadValue
 
 Function = Callable[[nn.Module, Any], Any]
@@ -52,7 +52,7 @@ class Export:
     guards: the conditions on the number of rows under which it is the model.
     assumed: buffers that its branches depend on, each with the digest of its content.
     fixed: the user's line, and its source, that made a number of the rows; empty where none did.
-    carry: the leaves whose new values follow the outputs.
+    reports: names of what follows the outputs. carry: the leaves whose new values follow those.
     read: Python values that its code has found."""
 
     program: torch.export.ExportedProgram
@@ -61,6 +61,7 @@ class Export:
     guards: tuple[Guard, ...]
     assumed: Mapping[str, str]
     fixed: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
     read: tuple[ReadValue, ...] = ()
 
@@ -73,13 +74,14 @@ class ForwardRecord:
     assumed: the buffers that it asked about (`KnownValues.read`)."""
 
     outputs: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
     assigned: Mapping[str, bool] = field(default_factory=dict)
     assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 class StepModule(nn.Module):
-    """The training step as one module: of a batch a flat tuple of outputs and carry leaves."""
+    """The training step as one module: of a batch its outputs, reports and carry leaves."""
 
     def __init__(
         self, model: nn.Module, function: Function, autocast: torch.dtype | None,
@@ -111,9 +113,9 @@ class StepModule(nn.Module):
         self.record.assumed = known.read
         self.record.assigned = before.assigned()
         self.record.outputs, values = flat_outputs(result)
-        carry = carried(result)
-        self.record.carry = tuple(carry)
-        return *values, *carry.values()
+        reports, carry = reported(result), carried(result)
+        self.record.reports, self.record.carry = tuple(reports), tuple(carry)
+        return *values, *reports.values(), *carry.values()
 
 
 def export(
@@ -151,7 +153,10 @@ def export(
     record, guards, at = module.record, guards_of(program), next(iter(fixed), ())
     given = {read.place for read, _ in numbers}
     read = tuple(r for r in reads.unchanged() if r.place not in given)
-    return Export(program, record.outputs, names, guards, record.assumed, at, record.carry, read)
+    return Export(
+        program, record.outputs, names, guards, record.assumed, at, record.reports, record.carry,
+        read,
+    )  # fmt: skip
 
 
 def constants_of(program: torch.export.ExportedProgram) -> set[str]:

@@ -13,6 +13,7 @@ with c constant. Sums of several of these: `totals.py`."""
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch.fx import Graph, Node
 
 from synchromesh.trace import meta
 from synchromesh.trace.rules.loss import DISTANCES, AtenReduction
+from synchromesh.trace.step import Report
 from synchromesh.values.component import Value
 
-from ..nodes import all_arguments, described, has_gradients, number, outputs, short_name
-from .coupling import dependent_on_rows
+from ..nodes import all_arguments, ancestors, described, has_gradients, number, outputs, short_name
+from .coupling import coupling_operators, dependent_on_rows
 
 aten = torch.ops.aten
 WEIGHTED = ("cross_entropy_loss", "nll_loss", "nll_loss_nd")
@@ -60,16 +62,26 @@ class Reduction:
 @dataclass(frozen=True)
 class LossReduction:
     """targets: of a row, where the graph now gives a pair (sum, weight) for a mean, else 0.
-    doubt: a clause about a loss that may not treat rows apart; empty where it does."""
+    doubt: a clause about a loss that may not treat rows apart; empty where it does. reports: what
+    it reports beside itself."""
 
     targets: int = 0
     doubt: str = ""
+    reports: tuple[Report, ...] = ()
 
 
-def reduce_to_sums(graph: Graph, count: int, all_rows: Node | None = None) -> LossReduction:
-    """Gives the graph's loss, its first `count` outputs, as (sum, weight) if a weighted mean."""
-    nodes = outputs(graph)[:count]
+def reduce_to_sums(
+    graph: Graph, count: int, reports: Sequence[str] = (), all_rows: Node | None = None
+) -> LossReduction:
+    """Gives the graph's loss, its first `count` outputs, as (sum, weight) if a weighted mean, and
+    each of the `reports` behind it."""
     analysis = ReductionAnalysis(graph, all_rows)
+    loss = loss_reduced(graph, count, analysis)
+    return replace(loss, reports=analysis.reports(reports, 2 if loss.targets else count))
+
+
+def loss_reduced(graph: Graph, count: int, analysis: "ReductionAnalysis") -> LossReduction:
+    nodes = outputs(graph)[:count]
     try:
         reductions = [analysis.reduction(node) for node in nodes]
     except UnknownReduction as why:
@@ -161,7 +173,7 @@ class ReductionAnalysis:
 
     def with_mean_as_pair(self) -> LossReduction:
         """The graph's one loss as a mean over rows, a weighted one as a pair (sum, weight)."""
-        loss, *carry = outputs(self.graph)
+        loss, *others = outputs(self.graph)
         output = self.graph.output_node()
         reduction = self.reduction(loss)
         if reduction.kind == "sum" and self.all_rows is not None:
@@ -173,8 +185,24 @@ class ReductionAnalysis:
         if meta.val(loss).dtype is torch.float16:  # whose range a sum may leave
             return LossReduction(doubt=f"{described(loss)} is a mean over targets in float16")
         with self.graph.inserting_before(output):
-            output.args = ((*reduction.sums(), *carry),)
+            output.args = ((*reduction.sums(), *others),)
         return LossReduction(targets=reduction.targets)
+
+    def reports(self, names: Sequence[str], first: int) -> tuple[Report, ...]:
+        """What the outputs from `first` on are, by their names; weighted means become pairs."""
+        output, given = self.graph.output_node(), outputs(self.graph)
+        reports, made = list[Report](), list[Node]()
+        coupled = dict(coupling_operators(self.graph, reports=True)).keys() if names else set()
+        for name, node in zip(names, given[first:], strict=False):
+            apart = coupled.isdisjoint(ancestors(node))
+            reduction = (self.known_reduction(node) if apart else None) or Reduction("unknown")
+            reports.append(Report(name, reduction.kind))
+            with self.graph.inserting_before(output):
+                made += reduction.sums() if reduction.sums else [node]
+        for node in made:
+            meta.reported.set(node, node not in given[:first])
+        output.args = ((*given[:first], *made, *given[first + len(names) :]),)
+        return tuple(reports)
 
     def write_as_mean(self, user: Node, summed: Node) -> None:
         """A sum over a block as its part in the mean over blocks: S n / m, of m of n rows."""
@@ -222,7 +250,7 @@ class ReductionAnalysis:
             return total, self.weight_of(node, target, weight, given["ignore_index"])
 
         targets = torch.Size(meta.value(target).shape).numel()
-        return Reduction("weighted mean", sums, max(1, targets))
+        return Reduction("weighted mean", cache(sums), max(1, targets))
 
     def weight_of(self, node: Node, target: Node, weight: Node | None, ignored: int) -> Node:
         """The sum of the weights of the targets that are not ignored, in the loss's type."""
@@ -252,7 +280,7 @@ class ReductionAnalysis:
             args = [total if a is place else a for a in node.args]
             return self.add(node, node.target, *args, **node.kwargs), weight
 
-        return Reduction("weighted mean", sums, reduction.targets)
+        return Reduction("weighted mean", cache(sums), reduction.targets)
 
     def multiplied(self, node: Node) -> Reduction | None:
         x, y = node.args
@@ -282,7 +310,7 @@ class ReductionAnalysis:
             alone = self.add(weight, aten.reshape.default, weight, [])
             return self.scalar(x, node), alone if meta.val(y).dim() else weight
 
-        return Reduction("weighted mean", sums)
+        return Reduction("weighted mean", cache(sums))
 
     def is_count(self, operand: Any) -> bool:
         return isinstance(operand, Node) and meta.value(operand) is None

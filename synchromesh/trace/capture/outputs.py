@@ -1,4 +1,5 @@
-"""Outputs: what a loss or metric returned, as names and 0-d tensors, and the carry beside them."""
+"""Outputs: what a loss or metric returned, as names and 0-d tensors, with what it reports and the
+carry beside them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,14 @@ class WithCarry:
 
 def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     """Names and 0-d tensors of what the loss returned: a loss, (sum, weight), or metrics."""
-    result = result.result if isinstance(result, WithCarry) else result
-    by_name = named(result)
+    return _flat(named(result))
+
+
+def _flat(by_name: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
     like = next((v for v in by_name.values() if isinstance(v, Tensor)), None)
     if like is None:
         raise BadOutput(
-            f"the loss or metric returned no tensor but {result!r}: return the tensor itself, "
+            f"the loss or metric returned no tensor but {by_name!r}: return the tensor itself, "
             "without .item()"
         )
     tensors = [
@@ -44,6 +47,7 @@ def flat_outputs(result: Any) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
 
 def named(result: Any) -> dict[str, Any]:
     """The loss, the pair (sum, weight) or the metrics that were returned, by name."""
+    result, _ = _parted(result)
     if isinstance(result, Tensor):
         return {"loss": result}
     if isinstance(result, (tuple, list)) and len(result) == 2:
@@ -54,6 +58,23 @@ def named(result: Any) -> dict[str, Any]:
         f"the loss returned {type(result).__name__}: it should return a scalar tensor, a pair "
         "(sum, weight), or for metrics a dict of scalar tensors"
     )
+
+
+def reported(result: Any) -> dict[str, Tensor]:
+    """What is returned beside a loss, `(loss, {name: value})`, detached, by name."""
+    _, beside = _parted(result)
+    if not beside:
+        return {}
+    names, values = _flat({str(name): value for name, value in beside.items()})
+    return {name: value.detach() for name, value in zip(names, values, strict=True)}
+
+
+def _parted(result: Any) -> tuple[Any, dict[Any, Any]]:
+    """What was returned without the carry, and what is reported beside it."""
+    result = result.result if isinstance(result, WithCarry) else result
+    if isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[1], dict):
+        return result[0], result[1]
+    return result, {}
 
 
 def carried(result: Any) -> dict[str, Tensor]:

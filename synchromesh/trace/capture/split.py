@@ -37,7 +37,8 @@ def split(
 
 def regroup(graph: Graph, owned: Ownership) -> Graph:
     """A copy in the order of the components, each with its own copies of free and folded nodes.
-    Outputs are the last component's, but for those with rows: a carry stays where it is made."""
+    Outputs are the last component's, but for a carry and reports, which stay where they are made.
+    """
     live, new = living(graph), Graph()
     copied = {
         node: new.node_copy(node)
@@ -81,9 +82,10 @@ def with_copies(
 
 
 def ends_chain(result: Node, last: int) -> bool:
-    """Whether an output stays where it is made: in the last component, or, with rows, in any."""
-    with_rows = result.op == "call_function" and meta.has_rows(result)
-    return with_rows or meta.component(result) == last
+    """Whether an output stays where it is made: in the last component; with rows, or where it is
+    reported, in any."""
+    anywhere = meta.reported(result) or meta.has_rows(result)
+    return (anywhere and result.op == "call_function") or meta.component(result) == last
 
 
 def rename_value(node: Node) -> None:

@@ -11,7 +11,7 @@ mean of the blocks' losses, weighted by rows, is the loss:
     sum_b m_b / n  L(S_b n / m_b, M_b)  =  L(sum_b S_b, sum_b m_b / n M_b)"""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,18 +26,21 @@ from .loss_reduction import WEIGHTED, LossReduction, ReductionAnalysis, aten, re
 from .ownership import free_nodes
 
 
-def with_loss_reduced(graph: Graph, count: int) -> tuple[Graph, LossReduction, Graph | None]:
+def with_loss_reduced(
+    graph: Graph, count: int, reports: Sequence[str] = ()
+) -> tuple[Graph, LossReduction, Graph | None]:
     """The step with its loss, the first `count` outputs, as a mean or a pair of sums; where rows
-    stay together without, with totals as leaves, and the graph of those of a block."""
+    stay together without, with totals as leaves, and the graph of those of a block. reports: the
+    names of the outputs behind it."""
     copy = Graph()
     copy.output(copy.graph_copy(graph, {}))
-    reduction = reduce_to_sums(graph, count)
+    reduction = reduce_to_sums(graph, count, reports)
     if not reduction.doubt and not any(coupling_operators(graph)):
         return graph, reduction, None
     write_fractions(copy)
     summed = dict(sums_of_batch(copy))
     totals = graph_of(copy, summed)
-    with_totals = reduce_to_sums(copy, count, replace_by_leaves(copy, summed))
+    with_totals = reduce_to_sums(copy, count, reports, replace_by_leaves(copy, summed))
     if with_totals.doubt or any(coupling_operators(copy)):
         return graph, reduction, None
     return copy, with_totals, totals
@@ -65,7 +68,7 @@ def sums_of_batch(graph: Graph) -> Iterator[tuple[Node, str]]:
     free, analysis = free_nodes(graph), ReductionAnalysis(graph)
     coupled = dict(coupling_operators(graph)).keys()
     for node in calls(graph):
-        if node not in free or not reduces_rows(node):
+        if node not in free or not reduces_rows(node) or meta.reported(node):
             continue
         reduction, made_of = analysis.known_reduction(node), ancestors(node)
         apart = coupled.isdisjoint(made_of) and "buffer" not in map(meta.role, made_of)

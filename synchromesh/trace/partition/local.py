@@ -36,10 +36,11 @@ class Output:
 
 
 @dataclass(frozen=True)
-class CarryOutput:
-    """A leaf of the carry and its value for the next batch, made by a component, whole there."""
+class PlacedOutput:
+    """An output that stays with the component that makes it, whole there: the value of a leaf of
+    the carry for the next batch, or of what is reported (`Step.reported`)."""
 
-    leaf: str
+    of: Any
     value: Value
     source: int  # index of the component
 
@@ -109,7 +110,8 @@ class Partition:
     placements: Mapping[tuple[str, Layout], Placement]
     outputs: tuple[Output, ...]
     leaf_layouts: Mapping[range, Layout]  # in which the batch is there, by positions of a stage
-    carry: tuple[CarryOutput, ...] = ()
+    reports: tuple[PlacedOutput, ...] = ()
+    carry: tuple[PlacedOutput, ...] = ()
 
     def under(self, layouts: Sequence[Layout]) -> "Partition":
         """The same under layouts of equal meshes, sharded and recomputed in another way."""
@@ -262,9 +264,9 @@ def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], 
             local.layout.positions: None
             for local in partition.components
             for read in local.inputs
-            if read.source is None and read.value.name == item.leaf
+            if read.source is None and read.value.name == item.of
         }
-        delivered.append((item.leaf, tuple(
+        delivered.append((item.of, tuple(
             Exchange(
                 item.value, REPLICATED, REPLICATED, maker, partition.leaf_layouts[positions],
                 flows=False,

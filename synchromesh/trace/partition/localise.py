@@ -25,7 +25,6 @@ from synchromesh.values.traffic import Collective
 
 from .analysis import why_replicated
 from .local import (
-    CarryOutput,
     Communication,
     Computation,
     Event,
@@ -33,6 +32,7 @@ from .local import (
     LocalComponent,
     Output,
     Partition,
+    PlacedOutput,
     form_of,
     program_of,
     repeated,
@@ -345,10 +345,13 @@ def localise(problem: StepProblem, assignment: Assignment) -> Partition:
         for node in (*s.parameters, *s.buffers)
     }
     step, made = problem.step, problem.analysis.outputs
-    results, carry = made[: len(step.outputs)], made[len(step.outputs) :]
-    carried = tuple(
-        CarryOutput(name, value_of(t), borders.maker(t))
-        for name, t in zip(step.carry, carry, strict=True)
+    first, names = len(step.outputs), (*step.reported, *step.carry)
+    placed = tuple(
+        PlacedOutput(of, value_of(t), borders.maker(t))
+        for of, t in zip(names, made[first:], strict=True)
     )
-    outputs = tuple(Output(value_of(t), R) for t in results)
-    return Partition(tuple(components), placements, outputs, problem.leaf_layouts, carried)
+    outputs = tuple(Output(value_of(t), R) for t in made[:first])
+    of_reports, leaves = len(step.reported), problem.leaf_layouts
+    return Partition(
+        tuple(components), placements, outputs, leaves, placed[:of_reports], placed[of_reports:]
+    )
