@@ -45,6 +45,7 @@ LAYERS = (
     "runs",
     "study",
     "doctor",
+    "integrations",
     "cli",
     "",
 )

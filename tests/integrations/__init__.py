@@ -1,0 +1,1 @@
+"""Tests of loops of other libraries around a trainer of ours."""
