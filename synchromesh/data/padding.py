@@ -75,6 +75,7 @@ class Padding:
     def _of_collator(
         cls, collate: Any, lengths: tuple[int, ...], most: int | None
     ) -> "Padding | None":
+        collate = getattr(collate, "data_collator", collate)  # in transformers' Trainer
         tokenizer: Any = getattr(collate, "tokenizer", None)
         token = getattr(tokenizer, "pad_token_id", None)
         known = [c for c in type(collate).__mro__ if c.__module__.startswith("transformers.")]

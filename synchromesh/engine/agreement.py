@@ -87,7 +87,7 @@ DIFFERENCES = {  # by the name of the mark
     ),
     "place": (
         "are at another step than rank {0}: every rank does the same number of steps, under the "
-        "same plan, with the same `last`, `micro_batches` and `loss`"
+        "same plan, with the same `last`, `micro_batches`, `share` and `loss`"
     ),
     "model": MODELS_DIFFER,
     "optimizer": (

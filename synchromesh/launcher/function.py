@@ -40,6 +40,7 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
 
     def rank() -> T | None:
         torch.set_num_threads(1)  # more than one may wait for ever behind a fork
+        os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that would set their own number
         try:
             returned = function(*args)
         except SystemExit as end:

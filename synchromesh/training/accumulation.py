@@ -4,13 +4,17 @@
 
 S and W are the sum and the weight of the loss over a micro-batch: rows times their mean, and rows,
 where the loss gives a mean. W is not known before the last call, so gradients are scaled for the
-weight that is likely (`_unit`), and once more at the end where it is another one."""
+weight that is likely (`_unit`), and once more at the end where it is another one.
+
+Where calls have shares, each is such an accumulation, whose gradient is added to the sum:
+
+    loss  =  sum over calls of share * S / W"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from synchromesh.engine import control_channel
 from synchromesh.engine.agreement import LossSum
@@ -26,6 +30,19 @@ from synchromesh.training.reports import add_reports
 from synchromesh.values.schedule import PIECES, Action
 
 
+class BackwardCall(NamedTuple):
+    """How a backward call runs.
+
+    micro_batches: 1, or into how many the rows are cut here, where the plan has none. loss: whose
+    turn it is. share: of its mean in the loss of the accumulation; None: that is one mean over all
+    calls."""
+
+    last: bool
+    micro_batches: int = 1
+    loss: str | None = None
+    share: float | None = None
+
+
 class Accumulation:
     """What the backward calls since the last update add up to."""
 
@@ -39,6 +56,9 @@ class Accumulation:
         # (those of `LossSum`, what waits for those of all ranks)
         self._totals: list[tuple[Tensor, Finish | None]] = []
         self._sums: list[float] = []  # of these
+        self._share: float | None = None  # of the first call
+        self._shares: dict[nn.Parameter, Tensor] = {}  # gradients of calls before, by their shares
+        self._value: Tensor | float = 0.0  # the same of their losses
 
     def require_none(self, what: str) -> None:
         if self.begun:
@@ -77,48 +97,71 @@ class Accumulation:
                 "none of them the last): call backward(batch) before"
             )
 
-    def add(self, batch: Any, rows: GlobalRows, last: bool, by_hand: int, steps: int) -> Tensor:
+    def add(self, batch: Any, rows: GlobalRows, call: BackwardCall, steps: int) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
-        by_hand: 1, or into how many micro-batches the rows are cut here, where the plan has none.
         steps: updates done, from which random operators draw. ValueError where rows that depend on
         each other would come into several micro-batches."""
-        execution = self._execution
-        parts = self._parts(rows, by_hand)
+        if first := not self.begun:
+            self._share = call.share
+        if (call.share is None) != (self._share is None):
+            raise ValueError("give share= to all backward calls of an accumulation, or to none")
+        execution, ends = self._execution, call.last or call.share is not None
+        parts = self._parts(rows, call.micro_batches)
         batch = execution.carry.joined(batch, rows, execution.active)
         micro = execution.micro_batches(batch, parts)
-        alone = last and len(parts) == 1 and not self.begun
+        alone = ends and len(parts) == 1 and not self._totals
         with execution.others_frozen(), execution.streams.preserved():
             self._rows = self._rows or rows.total
-            if last:
+            if ends:
                 execution.sync.begin()
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
-            execution.carry.advance(self._walk(micro, alone, last, steps))
+            execution.carry.advance(self._walk(micro, alone, ends, steps))
             self.begun = True
         value = self._loss()
-        self._report(rows.total)
-        if last:
-            if not self._sums[LossSum.GRADIENT]:
-                raise ValueError(
-                    "the loss depends on no parameter that is trained, so that a step would "
-                    "change none of them: it is detached, a whole number or computed under "
-                    "torch.no_grad, or all parameters are frozen"
-                )
-            weight = self._sums[LossSum.WEIGHT]
-            if not weight:
-                raise ValueError(
-                    "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
-                    "mean is not defined: leave such a batch out"
-                )
-            execution.sync.finish(None if weight == self._unit else self._unit / weight)
-            self.summed = True
-        return value
+        self._report(rows.total, first)
+        if ends:
+            self._end()
+            self.summed = call.last
+        return value if call.share is None else self._shared(value, call.share)
 
-    def _report(self, rows: int) -> None:
+    def _end(self) -> None:
+        """Gradients are summed over the ranks. ValueError where there are none, or no weight."""
+        if not self._sums[LossSum.GRADIENT]:
+            raise ValueError(
+                "the loss depends on no parameter that is trained, so that a step would "
+                "change none of them: it is detached, a whole number or computed under "
+                "torch.no_grad, or all parameters are frozen"
+            )
+        weight = self._sums[LossSum.WEIGHT]
+        if not weight:
+            raise ValueError(
+                "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
+                "mean is not defined: leave such a batch out"
+            )
+        self._execution.sync.finish(None if weight == self._unit else self._unit / weight)
+
+    def _shared(self, value: Tensor, share: float) -> Tensor:
+        """Adds this call's gradients to those of the calls before; returns the loss so far."""
+        for p in self._execution.model.parameters.values():
+            if p.grad is not None:
+                before = self._shares.get(p)
+                own = share * p.grad if before is None else before.add_(p.grad, alpha=share)
+                self._shares[p] = own
+        total = self._value = share * value + self._value
+        forget_gradients(self._execution.model)
+        if self.summed:
+            for p, gradient in self._shares.items():
+                p.grad = gradient
+        else:
+            self._totals, self._rows, self._unit = [], 0, 0.0
+        return total
+
+    def _report(self, rows: int, first: bool) -> None:
         of, known = self._execution.programs.reports, self._execution.reports
         if of or known:
             latest = self._totals[-1][0][len(LossSum) :].tolist()
-            known.add(of, latest, rows, len(self._totals) == 1)
+            known.add(of, latest, rows, first)
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
         step, plan = self._execution.active.step, self._execution.active.plan

@@ -35,7 +35,7 @@ from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
-from synchromesh.training.accumulation import Accumulation, forget_gradients
+from synchromesh.training.accumulation import Accumulation, BackwardCall, forget_gradients
 from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.evaluation import Metric, means
@@ -158,7 +158,7 @@ class Trainer:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
         self._accumulation.require_none("step")
-        value, rows = self._backward(batch, True, micro_batches, loss)
+        value, rows = self._backward(batch, BackwardCall(True, micro_batches, loss=loss))
         self.update()
         seconds = time.perf_counter() - began
         self._execution.pieces.add(seconds)
@@ -170,27 +170,26 @@ class Trainer:
         if decision is not None and self.on_event is not None:
             self.on_event(decision)
 
-    def backward(self, batch: Any, last: bool = True, loss: str | None = None) -> Tensor:
-        """Forward and backward of this rank's rows; gradients add up until `update`.
+    def backward(
+        self, batch: Any, last: bool = True, loss: str | None = None, share: float | None = None
+    ) -> Tensor:
+        """Forward and backward of this rank's rows; gradients add up until `update`. Returns the
+        global mean loss of everything since the last update. A carry goes on with every call.
 
-        last: whether the accumulation ends here (gradients are summed over ranks then). Returns
-        the global mean loss of everything since the last update. A carry goes on with every call.
-        """
-        return self._backward(batch, last, 1, loss)[0]
+        last: whether the accumulation ends here (gradients are summed over ranks then). share: of
+        this batch's mean in the loss, which is a sum then; gradients are summed at every call."""
+        return self._backward(batch, BackwardCall(last, loss=loss, share=share))[0]
 
-    def _backward(
-        self, batch: Any, last: bool, micro_batches: int, loss: str | None
-    ) -> tuple[Tensor, int]:
+    def _backward(self, batch: Any, call: BackwardCall) -> tuple[Tensor, int]:
         execution = self._execution
         self._accumulation.require_open()
-        self._accumulation.take_turn(loss)
+        self._accumulation.take_turn(call.loss)
         outdated = execution.outdated()
-        call = last, micro_batches, execution.losses.now.name
         marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
         numbers = self.stop_request, *self._adaptation.cost
-        at_once = micro_batches == self.plan.micro_batches == 1
+        at_once = call.micro_batches == self.plan.micro_batches == 1
         unknown = self._loaders.unknown(self.steps)
         try:
             rows = agree(batch, marks, numbers, outdated, at_once=at_once, unknown=unknown)
@@ -210,7 +209,7 @@ class Trainer:
             execution.carry.forget()
             self._loaders.begins = False
         try:
-            value = self._accumulation.add(batch, rows, last, micro_batches, self.steps)
+            value = self._accumulation.add(batch, rows, call, self.steps)
         except BaseException:
             if agree.refused and self._accumulation.begun:
                 self._execution.sync.abandon()  # before any backward

@@ -8,12 +8,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # modules, as they are imported
     "report": ("matplotlib", "jinja2"),
     "tensorboard": ("tensorboardX",),
     "lightning": ("pytorch_lightning",),
+    "transformers": ("transformers", "accelerate"),
 }
 
 
-def remedy(module: str) -> str:
-    """A sentence for one that is missing; empty where no extra has it."""
-    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), "")
+def remedy(module: str, extra: str = "") -> str:
+    """A sentence for one that is missing; empty where no extra has it. extra: the one to name."""
+    extra = extra or next((extra for extra, modules in EXTRAS.items() if module in modules), "")
     told = f"{module} is not installed: pip install 'synchromesh[{extra}]'"
     return told if extra else ""
 
@@ -22,4 +23,4 @@ def require(extra: str) -> None:
     """ValueError where a module of the extra is missing."""
     for module in EXTRAS[extra]:
         if find_spec(module) is None:
-            raise ValueError(remedy(module))
+            raise ValueError(remedy(module, extra))

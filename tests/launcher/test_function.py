@@ -56,6 +56,12 @@ def test_what_cannot_come_back_is_told() -> None:
     assert sm.launch(lambda: (lambda: 0) if os.environ["RANK"] == "1" else 5) == 5
 
 
+def test_libraries_are_told_of_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate, for example, would set as many as there are cores, behind a fork."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert sm.launch(lambda: os.environ.get("OMP_NUM_THREADS"), nproc=1) == "1"
+
+
 def test_what_cannot_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     for function, nproc in ((print, 0), (print, "2"), (3, 2)):
         with pytest.raises(ValueError, match="give a function, and nproc of at least 1"):

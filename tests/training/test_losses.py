@@ -297,5 +297,5 @@ def apart() -> None:
 
 
 def test_ranks_take_the_same_turn() -> None:
-    with pytest.raises(RankFailed, match="with the same `last`, `micro_batches` and `loss`"):
+    with pytest.raises(RankFailed, match="same `last`, `micro_batches`, `share` and `loss`"):
         run(2, apart)

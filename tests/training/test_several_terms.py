@@ -184,6 +184,8 @@ FORMS: dict[str, Form] = {
     ),
     "span": span,
     "a sum": lambda o, b: of_boxes(o, b).sum(),
+    "a sum that begins with 0": lambda o, b: sum([(of_boxes(o, b) * b.positive).sum()])
+    / sum([b.positive.sum()]),
     "a sum and a mean": lambda o, b: 0.01 * of_boxes(o, b).sum() + words(o, b),
     "autoencoder": lambda o, b: of_boxes(o, b).sum() / len(b.x)
     - 0.5 * (1 + o.words - o.words.square()).sum(-1).mean() + pair(o, b),
@@ -204,6 +206,15 @@ def dice(o: Any, b: Any) -> Tensor:
     return words(o, b) + 1 - 2 * (p * wanted).sum() / (p.sum() + wanted.sum() + 1)
 
 
+def smoothed_as_transformers(o: Any, b: Any) -> Tensor:
+    """Its `LabelSmoother`: of two fractions, by the number of tokens without those ignored."""
+    each, ignored = -o.words.log_softmax(-1), b.t.eq(-100)
+    of_target = each.gather(-1, b.t.clamp(min=0)[..., None])[..., 0].masked_fill(ignored, 0.0)
+    of_all = each.sum(-1).masked_fill(ignored, 0.0)
+    count = ignored.numel() - ignored.long().sum()
+    return 0.9 * of_target.sum() / count + 0.1 * of_all.sum() / (count * WORDS)
+
+
 def spread(b: Any) -> Tensor:
     return (b.w - b.w.mean()).square().sum()  # type: ignore[no-any-return]
 
@@ -211,6 +222,7 @@ def spread(b: Any) -> Tensor:
 # that are no sum of fractions, or whose totals are of rows that depend on each other
 TOGETHER: dict[str, Form] = {
     "balancing": balancing,
+    "smoothed as transformers": smoothed_as_transformers,
     "dice": dice,
     "root": lambda o, b: words(o, b) + F.mse_loss(o.boxes, b.z).sqrt(),
     "confident": lambda o, b: words(o, b) + masked(of_boxes(o, b), (o.words.amax(-1) > 0.1).to(D)),

@@ -173,6 +173,46 @@ def test_weighted_losses_accumulation_and_clipping(plan: str, ranks: int) -> Non
         assert all(found), found
 
 
+def shares(plan: str, loss: Any) -> list[bool]:
+    """Three batches of other sizes, each mean with a share of its own."""
+    parts = [(batch(rows, i), share) for i, (rows, share) in enumerate(((8, 0.5), (5, 2), (3, 1)))]
+    plain, model = Net(), Net()
+    wanted = torch.zeros((), dtype=D)
+    for part, share in parts:
+        result = loss(plain, part)
+        value = result[0] / result[1] if isinstance(result, tuple) else result
+        (share * value).backward()
+        wanted += share * value.detach()
+    norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+    trainer = prepare(model, adamw(model), loss, batch(8), plan)
+    for number, (part, share) in enumerate(parts, 1):
+        noted = trainer.backward(trainer.shard(part), last=number == 3, share=share)
+    found = [abs(float(noted - wanted)) < 1e-10, abs(float(trainer.clip(0.05) - norm)) < 1e-10]
+    trainer.update()
+    adamw(plain).step()
+    found.append(close(trainer.state_dict(), weights(plain)))
+    trainer.backward(trainer.shard(parts[0][0]), last=False, share=1.0)
+    with pytest.raises(ValueError, match="share= to all backward calls"):
+        trainer.backward(trainer.shard(parts[0][0]))
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "loss"),
+    [
+        ("sharded-data", weighted_loss),
+        ("tensor; @micro_batches=2", mean_loss),
+        ("data; @stages=0:first/1:head; @micro_batches=2", mean_loss),
+    ],
+)
+def test_batches_have_shares_of_a_loss_whatever_their_rows(plan: str, loss: Any) -> None:
+    with shared("Net", Net(), loss, batch(8), plan, ranks=2):
+        answers = run(2, shares, plan, loss)
+    for found in answers:
+        assert all(found), found
+
+
 # Optimizers
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

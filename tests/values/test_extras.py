@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def test_what_is_missing_is_told(
         require("report")
     assert main(["compare", "digits/cnn"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_an_integration_names_its_own_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.startswith("synchromesh.integrations")]:
+        monkeypatch.delitem(sys.modules, name)
+    told = "^transformers is not installed: pip install 'synchromesh.transformers.'$"
+    with pytest.raises(ValueError, match=told):
+        import_module("synchromesh.integrations.transformers")
 
 
 def test_a_module_that_is_not_found_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,8 @@ class ReductionAnalysis:
             alone = len(tensors) == 1 and not meta.val(node).dim()
             return self.through(node, node.args[0], self.reduction(tensors[0])) if alone else None
         if name in (*LINEAR, *PLUS, "where"):
-            return self.affine(node, node.args if name in PLUS else tensors)
+            terms = [x for x in node.args if isinstance(x, Node) or x != 0]
+            return self.affine(node, terms if name in PLUS else tensors)
         if name in TIMES and len(node.args) == 2:
             return self.multiplied(node)
         if name in OVER and node.kwargs.get("rounding_mode") is None:
@@ -206,6 +207,8 @@ class ReductionAnalysis:
 
     def write_as_mean(self, user: Node, summed: Node) -> None:
         """A sum over a block as its part in the mean over blocks: S n / m, of m of n rows."""
+        if self.is_count(summed):
+            raise UnknownReduction(f"{described(user)} joins a number of rows with a total")
         with self.graph.inserting_before(user):
             of_all = self.add(summed, aten.mul.Tensor, summed, self.all_rows)
             user.replace_input_with(summed, self.add(summed, aten.div.Tensor, of_all, self.rows))
