@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.engine import batches, heap
 from synchromesh.engine.agreement import refuse_first, require_alike
+from synchromesh.engine.device import emulated
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
@@ -70,6 +71,8 @@ def prepare(
     world = World.open(device, timeout)
     if world.device.type == "cpu":
         heap.keep()
+    if warning := emulated(world.device, autocast):
+        warnings.warn(warning, stacklevel=2)
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
