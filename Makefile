@@ -2,7 +2,7 @@
 # make demo    trains digits/wide on two processes; as root also on emulated hosts, with a live switch
 # make lint, make types, make house (the form of the package against its limits), make format
 # make claims   the README's table of figures and its picture, from benchmarks/claims.json
-# make study    the study of docs/study
+# make study    the study of docs/study         make screens  the README's pictures of a terminal
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types house format claims study
+.PHONY: setup demo test lint types house format claims study screens
 
 setup: $(STAMP)
 
@@ -52,3 +52,7 @@ claims: setup
 # as root; an hour and a half on two cores, goes on where it stopped
 study: setup
 	$(BIN)/python -m benchmarks.study
+
+# where nothing else runs: a run on two processes and a plan for eight devices
+screens: setup
+	$(BIN)/python -m benchmarks.screens

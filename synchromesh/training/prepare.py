@@ -45,14 +45,14 @@ def prepare(
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
-    (README: "What is measured is kept").
+    (docs/python.md: "What is measured is kept").
     scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself,
     as one that is stepped with a metric.
     seed: of dropout and other random operators. autocast: torch.bfloat16, or None.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
     carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
-    tuple or dict of tensors, whose dim 0 is rows (README: "Recurrent language models").
+    tuple or dict of tensors, whose dim 0 is rows (docs/python.md: "Recurrent language models").
     headroom: what `auto` leaves of a device's memory, as `10%` or `4GiB`; default: 5 %.
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
