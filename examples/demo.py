@@ -48,7 +48,7 @@ def main(parts: list[str]) -> int:
     """Shows the parts, or all; the exit code."""
     reason = reason_unavailable()
     if reason is not None:
-        print(f"emulated hosts are skipped: {reason}")
+        print(f"the rest of the demo is skipped: {reason}")
         return 0
     known = {"hosts": show_hosts, "switch": show_switch}
     return max(known[part]() for part in parts or known)
