@@ -1,8 +1,8 @@
 # make setup   own .venv with pinned versions      make test    the whole test suite
-# make demo    trains digits/cnn on two processes; as root it also shows a live switch in emulated hosts
+# make demo    trains digits/wide on two processes; as root also on emulated hosts, with a live switch
 # make lint, make types, make house (the form of the package against its limits), make format
 # make claims   the README's table of figures and its picture, from benchmarks/claims.json
-# make study    the study of docs/study
+# make study    the study of docs/study         make screens  the README's pictures of a terminal
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types house format claims study
+.PHONY: setup demo test lint types house format claims study screens
 
 setup: $(STAMP)
 
@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/synchromesh train digits/cnn --nproc 2
-	$(BIN)/python -m synchromesh.lab.demo
+	$(BIN)/synchromesh train digits/wide --nproc 2
+	$(BIN)/python examples/demo.py
 
 # whole files on each of three workers, in their order: traces are made once for all tests of a file,
 # those that take long are not the last, and while ranks wait for each other another worker computes
@@ -52,3 +52,7 @@ claims: setup
 # as root; an hour and a half on two cores, goes on where it stopped
 study: setup
 	$(BIN)/python -m benchmarks.study
+
+# where nothing else runs: a run on two processes and a plan for eight devices
+screens: setup
+	$(BIN)/python -m benchmarks.screens

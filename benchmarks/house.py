@@ -21,6 +21,7 @@ from statistics import median, quantiles
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, TESTS = ROOT / "synchromesh", ROOT / "tests"
+OF_ALL = ("test_house_rules.py", "test_documents.py", "test_wheel.py")  # tests of no one folder
 CHARACTERS = 120  # of a line of README and docs
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -178,7 +179,7 @@ def outside_the_tree() -> list[str]:
     return [
         str(p.relative_to(ROOT))
         for p, place in places.items()
-        if p.name != "test_house_rules.py" and place != Path("benchmarks")
+        if p.name not in OF_ALL and place != Path("benchmarks")
         and (place == Path(".") or not (PACKAGE / place).is_dir())
     ]  # fmt: skip
 
@@ -231,7 +232,7 @@ def figures() -> list[Figure]:
     unfounded = names_of_nothing()
     return [
         Figure("files", len(paths), 380),
-        Figure("lines of all files", sum(lengths.values()), 54_800),
+        Figure("lines of all files", sum(lengths.values()), 55_900),
         Figure("of these code, without imports", sum(map(code_lines, paths))),
         Figure("lines of a file, median", median(lengths.values()), 150),
         Figure("lines of a file, most", max(lengths.values()), 400, where=_above(lengths, 400)),

@@ -9,6 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 
 from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, trace, train, verify
 from synchromesh.cli.command import Parser, commands, option
+from synchromesh.cli.completion import complete
 from synchromesh.cli.ranks import hush
 from synchromesh.launcher.rank import launched, open_closed_streams
 from synchromesh.values.fault import Fault, Stopped
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     128 + N where signal N ended it."""
     open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser().parse_args(words)
+    made = parser()
+    complete(made)
+    args = made.parse_args(words)
     args.words = words
     hush()
     if launched():

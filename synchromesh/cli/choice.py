@@ -42,7 +42,7 @@ def show_planned(target: str, made: Planned) -> None:
     console.print(choice_table(choice, title))
     if (memory := memory_table(choice)).row_count:
         console.print(memory)
-    for line in notes(choice):
+    for line in (*notes(choice), *filter(None, [made.warning])):
         console.print(Text(printable(line)), soft_wrap=True)
     if made.components:
         of = f" {choice.of}," if choice.of else ""

@@ -10,8 +10,13 @@ from synchromesh.values.fault import near, printable
 Argument = Callable[[Any], object]  # adds itself to a parser, a group or the list of commands
 
 
-def option(*names: str, **settings: Any) -> Argument:
-    return lambda parser: parser.add_argument(*names, **settings)
+def option(*names: str, completer: Callable[..., Any] | None = None, **settings: Any) -> Argument:
+    """completer: what a shell proposes (cli/completion.py); None: files."""
+
+    def add(parser: Any) -> None:
+        parser.add_argument(*names, **settings).completer = completer
+
+    return add
 
 
 def together(*arguments: Argument) -> Argument:

@@ -152,6 +152,7 @@ def _machines(asked: AskedStudy) -> Iterator[_Machines]:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         yield _Machines(RankProcesses, lambda rank, ranks: min(threads, cores / ranks))
         return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for what the lab itself starts on a host
     description = Description.load(Path(asked.args.lab))
     hosts = description.hosts
     if len(hosts) < most:

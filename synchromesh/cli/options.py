@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from synchromesh.cli.command import Argument, option, together
+from synchromesh.cli.completion import targets
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def headroom(text: str) -> str:
 
 
 TARGETS = together(
-    option("targets", metavar="TARGET", nargs="+",
+    option("targets", metavar="TARGET", nargs="+", completer=targets,
            help="a bundled workload, or path/to/file.py:function"),
     option("--data", metavar="DIR", action="append", default=[],
            help="folder of a bundled workload's data; once, or once for each TARGET"),
@@ -83,7 +84,7 @@ JSON = option("--json", action="store_true",
 
 def target(required: bool = True) -> Argument:
     return together(
-        option("target", metavar="TARGET", nargs=None if required else "?",
+        option("target", metavar="TARGET", nargs=None if required else "?", completer=targets,
                help="a bundled workload, or path/to/file.py:function"),
         option("--data", metavar="DIR", help="folder of a bundled workload's data"),
         option("--batch-size", type=positive, metavar="N",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from synchromesh import catalogue
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
+from synchromesh.cli.completion import clusters
 from synchromesh.values import size as sizes
 from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted
@@ -59,7 +60,7 @@ COMMAND = command(
            "form; finds the stages to train them in"),
     option("--profile-rows", type=options.positive, metavar="N",
            help="rows that the profile was measured with; default: by its last linear layer"),
-    option("--cluster", metavar="C",
+    option("--cluster", metavar="C", completer=clusters,
            help="a name of the catalogue (v100x8), or a file that doctor wrote; default "
            "cluster.yaml"),
     option("--clusters", action="store_true", help="list the catalogue's names"),

@@ -63,6 +63,7 @@ class _Report:
         self.share: float | None = None  # of the last one
         self.board: TensorBoard | None = None
         self.epoch: events.EpochStarted | None = None
+        self.done = 0  # steps of it
         self._decided_in_step = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Started: self._started, events.EpochStarted: self._epoch_started,
@@ -163,12 +164,12 @@ class _Report:
             asked, more = f"{job.epochs} epochs", f"--epochs above {epochs_done}, or --steps"
         return (
             f"nothing is left to do: the resumed run has done {counted(steps_done, 'step')} and "
-            f"{epochs_done} epochs, and {asked} were asked for; ask for {more}"
+            f"{counted(epochs_done, 'epoch')}, and {asked} were asked for; ask for {more}"
         )
 
     def _epoch_started(self, event: events.EpochStarted) -> None:
         assert self.trainer is not None and self.steps is not None
-        self.epoch = event
+        self.epoch, self.done = event, event.done
         self.display.start_epoch(f"epoch {event.epoch}", event.done, event.length)
         self.used = Utilisation(self.trainer.world.device)
         self.steps.begin()
@@ -177,7 +178,7 @@ class _Report:
 
     def _step_done(self, event: events.StepDone) -> None:
         assert self.steps is not None and self.epoch is not None
-        watch = self.watch
+        watch, self.done = self.watch, event.done
         self.display.step(event.done, event.loss)
         watched = watch is not None and watch.special(event.step)
         self.steps.add(event, self._decided_in_step or watched)
@@ -260,8 +261,10 @@ class _Report:
         )  # fmt: skip
         metrics = logged.logged_metrics(event.metrics)
         values = "".join(f"  {name} {_metric(value)}" for name, value in metrics.items())
+        length = None if self.epoch is None else self.epoch.length
+        part = "" if length in (None, self.done) else f" ({self.done} of {length} steps)"
         self.display.say(
-            f"epoch {event.epoch}  step {event.step}  loss {shown('{:.4f}', event.loss)}"
+            f"epoch {event.epoch}{part}  step {event.step}  loss {shown('{:.4f}', event.loss)}"
             f"{values}  {event.samples_per_second:,.0f} samples/s"
         )
 
@@ -296,8 +299,10 @@ class _Report:
             shown("{:.1f} ms", None if seconds is None else seconds * 1e3)
             for seconds in (result.step_seconds, self.predicted)
         )
+        begun = self.epoch is not None and self.epoch.epoch > result.epochs
+        part = f" and {counted(self.done, 'step')} of the next" if begun else ""
         rows = {
-            "epochs": f"{result.epochs} ({result.steps} steps)",
+            "epochs": f"{result.epochs}{part} ({counted(result.steps, 'step')})",
             "loss": shown("{:.4f}", result.loss),
             **{name: _metric(value) for name, value in metrics.items()},
             "best": _metric(result.best), "samples per second": f"{speed:,.0f}",

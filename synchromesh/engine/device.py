@@ -25,3 +25,15 @@ def device_of(device: torch.device | str | None, rank: int) -> torch.device:
         chosen = torch.device("cuda", local)
     torch.cuda.set_device(chosen)
     return chosen
+
+
+def emulated(device: torch.device, autocast: torch.dtype | None) -> str:
+    """A sentence where the device, which is the current one, has no units for bfloat16."""
+    if autocast != torch.bfloat16 or device.type != "cuda":
+        return ""
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return ""
+    return (
+        f"{torch.cuda.get_device_name(device)} has no units for bfloat16 and emulates it, slower "
+        "than float32 would be: leave autocast=torch.bfloat16 (--bf16) out"
+    )

@@ -43,6 +43,7 @@ class Planned:
     cluster: Cluster
     rows: int  # of a global batch
     refusal: str = ""  # why no plan fits
+    warning: str = ""  # of a type that devices lack
 
     @property
     def plan(self) -> Plan:
@@ -69,6 +70,7 @@ class Planned:
     def explain(self) -> str:
         """The choice for a reader: a line per candidate, a line per component."""
         out = [f"{self.cluster.name}, {self.rows} rows a step ({self.certainty})"]
+        out += [self.warning] if self.warning else []
         out += [f"{c.plan}: {c}" for c in self.candidates]
         if self.components and self.choice.of:
             out.append(f"components {self.choice.of}:")
@@ -81,8 +83,9 @@ class Planned:
         return {
             **self.choice.to_dict(),
             "chosen": None if self.refusal else str(self.choice.chosen.plan),
-            "refusal": self.refusal, "source": facts.source, "error_band": facts.error_band,
-            "emulated": facts.emulated, "memory_error": MEMORY_ERROR, "cluster": self.cluster.name,
+            "refusal": self.refusal, "warning": self.warning, "source": facts.source,
+            "error_band": facts.error_band, "emulated": facts.emulated,
+            "memory_error": MEMORY_ERROR, "cluster": self.cluster.name,
             "devices": len(self.cluster.ranks), "rows": self.rows,
         }  # fmt: skip
 
@@ -91,6 +94,19 @@ def certainty(profile: Profile) -> str:
     band = f"+-{profile.error_band:.0%}" if profile.error_band else "error not stated"
     memory = f", memory +-{MEMORY_ERROR:.0%}" if profile.source == SOURCE else ""
     return f"{profile.source}, time {band}{memory}{', emulated' if profile.emulated else ''}"
+
+
+def lacking(cluster: Cluster, autocast: torch.dtype | None) -> str:
+    """A sentence where devices of known rates have none of the type of autocast; else nothing."""
+    name = str(autocast).removeprefix("torch.")
+    kinds = {d.kind for _, d in cluster.ranks if autocast and d.flops and name not in d.flops}
+    if not kinds:
+        return ""
+    return (
+        f"{', '.join(sorted(kinds))}: no {name} is among the device's rates. What computes in it "
+        "is priced at the rate of float32, and devices that emulate it are slower than that: "
+        "plan and train there without it"
+    )
 
 
 def plan(
@@ -136,7 +152,7 @@ def plan(
     if faults := [f"plan {c.plan}: {c.reason}" for c in given if c.time is None]:
         raise ValueError("; ".join(faults))
     choice = session.choose(known, given=given, explained=explained)
-    return Planned(choice, place, rows, session.refusal(choice))
+    return Planned(choice, place, rows, session.refusal(choice), lacking(place, autocast))
 
 
 def quickest(

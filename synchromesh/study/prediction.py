@@ -1,5 +1,6 @@
 """Rows of a study that nobody has run: what strategies would take on devices of the catalogue."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -8,7 +9,7 @@ import torch
 
 from synchromesh import catalogue
 from synchromesh.planner.candidate import Candidate
-from synchromesh.planning.offline import quickest
+from synchromesh.planning.offline import lacking, quickest
 from synchromesh.results.run import Quartiles, RunResult
 from synchromesh.results.study import StudySettings
 from synchromesh.study import strategy
@@ -45,6 +46,8 @@ def predicted(
             continue
         for kind, (devices, here) in product(kinds, _by(of_size, "devices")):
             place = cluster(kind, devices)
+            if warning := lacking(place, autocast):
+                warnings.warn(warning, stacklevel=2)
             families, failed = _families(here)
             best = quickest(step, model, workload.build_optimizer, batch, place, families)
             rows += [_row(c, kind, best.get(c.strategy), failed.get(c.strategy, "")) for c in here]

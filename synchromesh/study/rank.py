@@ -6,8 +6,6 @@ already (study/ranks.py), for which a host with a part of a core would take long
 import os
 import sys
 
-import torch
-
 from synchromesh.lab import Way
 from synchromesh.study import ours, rivals
 from synchromesh.study.cell import CellJob
@@ -23,8 +21,6 @@ def main() -> int:
     if hosts := os.environ.pop(HOSTS, ""):
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the agent's is on no host
         fields.of_plain(Way, document.read(hosts)[int(os.environ["RANK"])], hosts).take()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
     job = CellJob.load(sys.argv[1])
     meter = Meter(Channel(job.socket, job.cell.key, int(os.environ["RANK"])), job.cell.batch)
     train = rivals.train if job.cell.strategy in RIVALS else ours.train

@@ -101,7 +101,7 @@ class Interrupted:
 class FitResult:
     plan: Plan  # the last one
     ranks: int
-    steps: int  # of the run, as are epochs
+    steps: int  # of the run, as are epochs, of which whole ones count
     epochs: int
     losses: tuple[float, ...]  # global mean loss of each step of this call
     loss: float | None  # mean over the steps of the last epoch

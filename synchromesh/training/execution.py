@@ -38,7 +38,7 @@ from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck
 from synchromesh.training.carry import Carry
-from synchromesh.training.losses import Losses
+from synchromesh.training.losses import NamedLosses
 from synchromesh.training.notices import Notices
 from synchromesh.training.programs import Programs
 from synchromesh.training.reports import Reports
@@ -53,7 +53,7 @@ class Execution:
     """What every rank makes alike of a plan; `active` is the plan in force."""
 
     def __init__(
-        self, model: Model, optimizer: Optimizer, losses: Losses, example: Any, plan: Plan,
+        self, model: Model, optimizer: Optimizer, losses: NamedLosses, example: Any, plan: Plan,
         world: World, options: Options, planning: LivePlanning,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.losses = model, optimizer, losses

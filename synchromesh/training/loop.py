@@ -358,7 +358,7 @@ class _Loop:
         except ValueError:
             self._save(f"epoch-{epoch}")
             raise
-        self.since += 1
+        self.since += self.loader.cursor.epoch >= epoch  # a part of one is validated again
         if self.by.better(value, self.best):
             self.best, self.since = value, 0
             self._save("best")

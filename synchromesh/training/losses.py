@@ -1,4 +1,4 @@
-"""Losses that take turns over one model, each with the optimizer of the parameters that it trains.
+"""NamedLosses that take turns over one model, each with the optimizer of the parameters that it trains.
 
     {"d": discriminator's, "g": generator's}     step(batch, loss="d"), step(batch, loss="g"), ...
 
@@ -22,7 +22,7 @@ from synchromesh.values.optimizer import JoinedOptimizer
 
 
 @dataclass(frozen=True)
-class Turn:
+class LossTurn:
     """A loss and its optimizer, which updates the parameters `trained`; None: there is no other,
     and the model's own flags say what is trained."""
 
@@ -47,7 +47,7 @@ class Turn:
                 p.requires_grad_(True)
 
 
-class Losses:
+class NamedLosses:
     """The turns of a trainer, and the one that is taken now. All ranks take the same.
 
     of_step: the loss of a step as it is planned: of all turns, one after the other."""
@@ -58,7 +58,7 @@ class Losses:
         if isinstance(optimizer, JoinedOptimizer):
             own = optimizer.named
         self.turns = tuple(
-            Turn(n, loss, own[n], frozenset(_parameters(own[n], model)) if n else None)
+            LossTurn(n, loss, own[n], frozenset(_parameters(own[n], model)) if n else None)
             for n, loss in losses.items()
         )
         self.now, *more = self.turns
@@ -81,7 +81,7 @@ class Losses:
             )
         self.now = names[name]
 
-    def turn_of(self, function: Any) -> Turn | None:
+    def turn_of(self, function: Any) -> LossTurn | None:
         """The turn whose loss this is; None: it is none, but the loss of the step, or a metric."""
         return next((turn for turn in self.turns if turn.loss is function), None)
 

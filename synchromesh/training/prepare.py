@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from synchromesh.engine import batches, heap
 from synchromesh.engine.agreement import refuse_first, require_alike
+from synchromesh.engine.device import emulated
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
@@ -23,7 +24,7 @@ from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
-from synchromesh.training.losses import Losses
+from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
@@ -44,20 +45,20 @@ def prepare(
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight), or such
     a loss and what it reports, (loss, {name: value}), as `Trainer.reports` has it. With `carry`
     loss(model, batch, carry) -> (such a loss, the carry for the next batch).
-    Losses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
+    NamedLosses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
     parameters of their own, or with one for all: step(batch, loss=name) computes one of them, and
     its optimizer updates. The plan is made for a step of each, one after the other.
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
     plan: a Plan or its text; `auto` measures the model and the links and takes what is predicted
     to be the quickest (`trainer.choice` says why). What was measured is kept for the next run
-    (README: "What is measured is kept").
+    (docs/python.md: "What is measured is kept").
     scheduler: stepped once per update and saved in checkpoints; leave it out to step it yourself,
     as one that is stepped with a metric.
     seed: of dropout and other random operators. autocast: torch.bfloat16, or None.
     timeout: of every collective.
     weights: a checkpoint, or a safetensors file or folder, to begin with.
     carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
-    tuple or dict of tensors, whose dim 0 is rows (README: "Recurrent language models").
+    tuple or dict of tensors, whose dim 0 is rows (docs/python.md: "Recurrent language models").
     headroom: what `auto` leaves of a device's memory, as `10%` or `4GiB`; default: 5 %.
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
@@ -81,6 +82,8 @@ def prepare(
     world = World.open(device, timeout)
     if world.device.type == "cpu":
         heap.keep()
+    if warning := emulated(world.device, autocast):
+        warnings.warn(warning, stacklevel=2)
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
@@ -93,7 +96,7 @@ def prepare(
         options = Options(seed, sync_batch_norm, autocast, source, carry, headroom)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
-        turns = Losses(losses, optimizer, wrapped)
+        turns = NamedLosses(losses, optimizer, wrapped)
         trainer = Trainer(wrapped, optimizer, turns, example, chosen, world, options)
         trainer.scheduler = scheduler
         wrapped.block()

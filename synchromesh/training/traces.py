@@ -27,7 +27,7 @@ from synchromesh.trace.capture.model_snapshot import training_modes
 from synchromesh.trace.capture.readings import Readings
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, Options
-from synchromesh.training.losses import Losses, Turn
+from synchromesh.training.losses import LossTurn, NamedLosses
 from synchromesh.training.notices import Notices
 from synchromesh.training.trace_check import TraceCheck
 from synchromesh.values.plan import Plan
@@ -53,7 +53,7 @@ class Traces:
     """The traces of one model. `cuts`: where the chain was cut last. free_bytes: still usable."""
 
     def __init__(
-        self, model: Model, losses: Losses, example: Any, world: World, options: Options,
+        self, model: Model, losses: NamedLosses, example: Any, world: World, options: Options,
         notices: Notices, free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self.model, self.losses, self.world = model, losses, world
@@ -260,7 +260,7 @@ class Traces:
         return step
 
 
-def _frozen(turn: Turn | None, module: Any) -> AbstractContextManager[None]:
+def _frozen(turn: LossTurn | None, module: Any) -> AbstractContextManager[None]:
     return nullcontext() if turn is None else turn.others_frozen(module.named_parameters())
 
 

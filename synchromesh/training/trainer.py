@@ -40,7 +40,7 @@ from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
-from synchromesh.training.losses import Losses
+from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
@@ -56,7 +56,7 @@ class Trainer:
                     ranks' (`Stop`)"""
 
     def __init__(
-        self, model: Model, optimizer: Optimizer, losses: Losses, example: Any, plan: Plan,
+        self, model: Model, optimizer: Optimizer, losses: NamedLosses, example: Any, plan: Plan,
         world: World, options: Options,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options

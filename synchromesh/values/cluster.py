@@ -151,7 +151,9 @@ class Cluster(document.Document):
         band = f", +-{self.error_band:.0%}" if self.error_band else ""
         source = f", {self.source}{band}" if self.source != "measured" or band else ""
         emulated = ", emulated" if self.emulated else ""
-        return f"{self.name}: {len(self.hosts)} hosts, {len(self.ranks)} devices{source}{emulated}"
+        counts = {"host": len(self.hosts), "device": len(self.ranks)}
+        told = ", ".join(f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
+        return f"{self.name}: {told}{source}{emulated}"
 
     def to_dict(self) -> dict[str, Any]:
         """Only what is not at its default stands there of a link, of `inside` and `network`."""

@@ -9,6 +9,7 @@ from synchromesh.workloads.workload import Workload
 # name -> (data folder or None, synthetic rows instead of data) -> Workload
 BUNDLED: dict[str, Callable[[Path | None, bool], Workload]] = {
     "digits/cnn": digits.cnn,
+    "digits/wide": digits.wide,
     "digits/vit": digits.vit,
     **classification.WORKLOADS,
     **coco.WORKLOADS,

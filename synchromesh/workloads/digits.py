@@ -1,6 +1,7 @@
-"""Handwritten digits (8 x 8, from scikit-learn, no download): a convolutional net and a ViT."""
+"""Handwritten digits (8 x 8, from scikit-learn, no download): two convolutional nets and a ViT."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,13 +44,13 @@ def _file() -> Path:
     return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
-def _cnn() -> nn.Module:
+def _cnn(channels: int = 64, width: int = 128) -> nn.Module:
     features = nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Conv2d(32, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
     )  # fmt: skip
-    classifier = nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    classifier = nn.Sequential(nn.Linear(4 * channels, width), nn.ReLU(), nn.Linear(width, 10))
     return nn.Sequential(OrderedDict(features=features, classifier=classifier))
 
 
@@ -59,6 +60,15 @@ def cnn(folder: Path | None, synthetic: bool) -> Workload:
     return Workload(
         model=_cnn, loss=loss, optimizer=adamw(2e-3), train_data=train, batch_size=64,
         valid_data=valid, metric=metric, epochs=10, name="digits/cnn",
+    )  # fmt: skip
+
+
+def wide(folder: Path | None, synthetic: bool) -> Workload:
+    """2.3 M parameters: convolutions with few of them, and a layer of width 16,384 with most."""
+    narrow = cnn(folder, synthetic)
+    return replace(
+        narrow, model=partial(_cnn, 32, 16_384), optimizer=adamw(1e-3), batch_size=360,
+        name="digits/wide",
     )  # fmt: skip
 
 

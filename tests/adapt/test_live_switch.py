@@ -21,7 +21,7 @@ SLOW_HOST = Case("pooled", 200, 200, quota=CPU / 3, steps=5000, ends=54, hosts=2
 
 def test_the_demo_ends_with_what_the_switch_has_brought() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "synchromesh.lab.demo"],
+        [sys.executable, "examples/demo.py", "switch"],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=280,
     )  # fmt: skip

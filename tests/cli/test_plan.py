@@ -1,13 +1,16 @@
 """`synchromesh plan`: its document, its tables, what it says to bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from synchromesh import catalogue
 from synchromesh.cli import main
+from synchromesh.planning.offline import lacking
 from synchromesh.values.plan import Plan
 
 
@@ -66,6 +69,7 @@ def test_bfloat16_is_another_question(capsys: pytest.CaptureFixture[str]) -> Non
     words = "plan digits/vit --cluster h100x2"
     plain, mixed = document(words, capsys), document(f"{words} --bf16", capsys)
     assert (plain["bf16"], mixed["bf16"]) == (False, True)
+    assert plain["warning"] == mixed["warning"] == ""
 
     def single(told: dict[str, Any]) -> float:
         found = [c["memory_bytes"][0] for c in told["candidates"] if "single" in c["plan"]]
@@ -74,6 +78,16 @@ def test_bfloat16_is_another_question(capsys: pytest.CaptureFixture[str]) -> Non
     assert single(mixed) < single(plain), "activations are smaller"
     assert main([*words.split(), "--bf16"]) == 0
     assert "digits/vit, bf16 on h100x2" in capsys.readouterr().out
+
+
+def test_devices_without_bfloat16_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "digits/cnn", "--cluster", "v100x2", "--bf16"]) == 0
+    out = capsys.readouterr().out
+    assert "v100: no bfloat16 is among the device's rates" in out and "without it\n" in out
+    v100, t4, h100 = (catalogue.cluster(f"{kind}x1") for kind in ("v100", "t4", "h100"))
+    mixed = replace(v100, hosts=(*v100.hosts, replace(t4.hosts[0], name="b")))
+    assert lacking(mixed, torch.bfloat16).startswith("t4, v100: no bfloat16 is")
+    assert lacking(h100, torch.bfloat16) == lacking(v100, None) == ""
 
 
 def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixture[str]) -> None:

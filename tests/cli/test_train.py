@@ -122,6 +122,20 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     assert Path("run/log.jsonl").read_bytes() == log
 
 
+def test_the_last_epoch_is_not_counted_before_it_is_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words, line, row in (
+        ("--steps 15", "epoch 3 (3 of 6 steps)  step 15", "2 and 3 steps of the next (15 steps)"),
+        ("--epochs 3", "epoch 3  step 18", "3 (18 steps)"),
+    ):
+        resumed = "--resume run" if Path("run").exists() else "--output run"
+        command = f"train tiny.py:build --plan single {resumed} {words}"
+        assert main(command.split()) == 0
+        out, err = capsys.readouterr()
+        assert line in err and row in out
+
+
 def test_a_log_without_room_ends_no_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

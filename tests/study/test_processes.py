@@ -25,6 +25,8 @@ class Net(nn.Linear):
     def forward(self, x):
         if os.environ.get("GLOO_SOCKET_IFNAME") != "eth0" or len(socket.if_nameindex()) != 2:
             raise RuntimeError("this is no host of a lab")
+        if torch.get_num_threads() != 1:
+            raise RuntimeError("more threads than a part of a core serves")
         return super().forward(x)
 
 def loss(model, batch):
@@ -48,7 +50,11 @@ def test_the_reason_is_the_last_sentence_of_the_log(tmp_path: Path) -> None:
 
 
 @needs_hosts
-def test_ranks_run_on_the_hosts_of_a_lab_and_their_failures_say_why(tmp_path: Path) -> None:
+def test_ranks_run_on_the_hosts_of_a_lab_and_their_failures_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     (tmp_path / "lab.yaml").write_text(LAB)
     (tmp_path / "mine.py").write_text(MINE)
     words = ["--strategies", "single,ddp", "--nproc", "2", "--steps", "2"]

@@ -63,6 +63,13 @@ def test_training_ends_where_no_epoch_is_better_and_goes_on_with_that_count() ->
     assert again.epochs == 4 and again.best == first.best
 
 
+def test_a_part_of_an_epoch_is_not_counted_twice() -> None:
+    part = sm.fit(TINY, "single", checkpoints="saved", best="loss:max", steps=9)
+    assert part.epochs == 1
+    whole = sm.fit(TINY, "single", best="loss:max", patience=2, epochs=9, resume=part.checkpoint)
+    assert whole.epochs == 3, "of which the second and the third brought no better one"
+
+
 def test_an_unknown_metric_is_told_behind_the_epochs_checkpoint() -> None:
     with pytest.raises(ValueError, match="best=f1: there is no such metric"):
         sm.fit(TINY, "single", checkpoints="saved", best="f1")

@@ -165,7 +165,7 @@ def test_bundled_workload_makes_seeded_rows(name: str) -> None:
     assert labels.shape == (3, *labelled)
     assert torch.equal(images, load(name, synthetic=True).example(3)[0])
     assert len({tuple(x[0, 0].tolist()) for x in images}) == 3
-    if name in ("digits/cnn", "digits/vit", "cifar100/resnet18"):
+    if name in ("digits/cnn", "digits/wide", "digits/vit", "cifar100/resnet18"):
         model = found.model()
         value = found.loss(model, (images, labels))
         value.backward()
