@@ -1,4 +1,4 @@
-"""NamedLosses that take turns over one model, each with the optimizer of the parameters that it trains.
+"""Losses that take turns over one model, each with the optimizer of the parameters that it trains.
 
     {"d": discriminator's, "g": generator's}     step(batch, loss="d"), step(batch, loss="g"), ...
 

@@ -45,7 +45,7 @@ def prepare(
     loss(model, batch): a scalar, the mean over the batch's rows, or a pair (sum, weight), or such
     a loss and what it reports, (loss, {name: value}), as `Trainer.reports` has it. With `carry`
     loss(model, batch, carry) -> (such a loss, the carry for the next batch).
-    NamedLosses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
+    Losses that take turns (a GAN's) are a dict by name, with a dict of their optimizers over
     parameters of their own, or with one for all: step(batch, loss=name) computes one of them, and
     its optimizer updates. The plan is made for a step of each, one after the other.
     example_batch: a global batch; the model is traced with it, and measured under `auto`.
