@@ -48,7 +48,7 @@ class Accumulation:
 
     def __init__(self, execution: Execution) -> None:
         self._execution, self._world = execution, execution.world
-        self.begun = False  # there was a backward call since the last update
+        self.calls = 0  # of backward since the last update
         self.summed = False  # the last backward has summed the gradients over the ranks
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
@@ -61,10 +61,10 @@ class Accumulation:
         self._value: Tensor | float = 0.0  # the same of their losses
 
     def require_none(self, what: str) -> None:
-        if self.begun:
+        if self.calls:
             raise ValueError(
-                f"{what} in the middle of an accumulation ({len(self._totals)} backward "
-                "calls since the last update) would lose its gradients: call update first"
+                f"{what} in the middle of an accumulation (backward calls since "
+                f"the last update: {self.calls}) would lose its gradients: call update first"
             )
 
     def take_turn(self, loss: str | None) -> None:
@@ -72,7 +72,7 @@ class Accumulation:
         losses = self._execution.losses
         before = losses.now
         losses.take(loss)
-        if losses.now is not before and self.begun:
+        if losses.now is not before and self.calls:
             losses.now = before
             self.require_none(f"backward of the loss {loss!r}")
 
@@ -93,7 +93,7 @@ class Accumulation:
         if not self.summed:
             raise ValueError(
                 f"{what} needs the whole gradient, which is summed over the ranks by the last "
-                f"backward of an accumulation ({len(self._totals)} backward calls so far, "
+                f"backward of an accumulation (backward calls so far: {self.calls}, "
                 "none of them the last): call backward(batch) before"
             )
 
@@ -102,7 +102,7 @@ class Accumulation:
 
         steps: updates done, from which random operators draw. ValueError where rows that depend on
         each other would come into several micro-batches."""
-        if first := not self.begun:
+        if first := not self.calls:
             self._share = call.share
         if (call.share is None) != (self._share is None):
             raise ValueError("give share= to all backward calls of an accumulation, or to none")
@@ -117,7 +117,7 @@ class Accumulation:
                 execution.sync.begin()
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
             execution.carry.advance(self._walk(micro, alone, ends, steps))
-            self.begun = True
+            self.calls += 1
         value = self._loss()
         self._report(rows.total, first)
         if ends:

@@ -203,7 +203,7 @@ class Trainer:
             forget_gradients(self.model)
             execution.follow_changes()
         self._accumulation.require_rows(rows)
-        if not self._accumulation.begun:
+        if not self._accumulation.calls:
             forget_gradients(self.model)
         if self._loaders.begins:
             execution.carry.forget()
@@ -211,7 +211,7 @@ class Trainer:
         try:
             value = self._accumulation.add(batch, rows, call, self.steps)
         except BaseException:
-            if agree.refused and self._accumulation.begun:
+            if agree.refused and self._accumulation.calls:
                 self._execution.sync.abandon()  # before any backward
             else:
                 self._forget_accumulation()  # a part of one is of no use
@@ -255,7 +255,7 @@ class Trainer:
         """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}; with
         a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry)."""
         self._check_method(EVALUATE)
-        if not self._accumulation.begun:
+        if not self._accumulation.calls:
             forget_gradients(self.model)
         self._execution.settle()
         with self._loaders.evaluating(loader):

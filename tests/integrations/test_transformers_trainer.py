@@ -182,14 +182,18 @@ def test_a_run_is_that_of_one_process(
     assert got[0]["flos"] >= want["flos"]  # rows are padded to more
 
 
-@pytest.mark.parametrize("ranks, plan, of", [(1, "single", "data2"), (2, "tensor", "plain")])
+@pytest.mark.parametrize("ranks, plan, of", [(1, "single", "data"), (2, "tensor", "plain")])
 def test_a_run_goes_on_under_another_plan(
     ranks: int, plan: str, of: str, folder: Path, want: dict[str, Any]
 ) -> None:
     """Also from a checkpoint of transformers' own trainer."""
-    assert (folder / of / "checkpoint-3/synchromesh").is_dir() == (of != "plain")
+    before = folder / of
+    if of != "plain":
+        before = folder / f"before-{of}"
+        under(2, trained, str(before), of, None)
+    assert (before / "checkpoint-3/synchromesh").is_dir() == (of != "plain")
     ours = folder / f"from-{of}"
-    got = under(ranks, trained, str(ours), plan, str(folder / of / "checkpoint-3"))
+    got = under(ranks, trained, str(ours), plan, str(before / "checkpoint-3"))
     for of_rank in got:
         del of_rank["log"][-1]["train_loss"]  # of the steps of this process
     *log, last = want["log"]

@@ -640,10 +640,10 @@ def out_of_order() -> tuple[dict[str, str], bool]:
 
 def test_parts_of_a_step_out_of_order_are_told_so_and_nothing_is_lost() -> None:
     expected = {
-        "update first": r"update needs the whole gradient, .* \(0 backward calls so far",
-        "clip": r"clip needs the whole gradient, .* \(1 backward calls so far.*call backward",
-        "update": r"update needs the whole gradient, .* \(1 backward calls so far",
-        "step": r"step in the middle of an accumulation \(1 backward calls .*call update first",
+        "update first": r"update needs the whole gradient, .* \(backward calls so far: 0,",
+        "clip": r"clip needs the whole gradient, .* \(backward calls so far: 1,.*call backward",
+        "update": r"update needs the whole gradient, .* \(backward calls so far: 1,",
+        "step": r"step in the middle of an accumulation .*: 1\).*call update first",
         "twice": r"backward after the last one .*call update first, or give last=False",
         "void": "weight is 0 over all ranks .* leave such a batch out",
     }

@@ -192,6 +192,8 @@ def shares(plan: str, loss: Any) -> list[bool]:
     adamw(plain).step()
     found.append(close(trainer.state_dict(), weights(plain)))
     trainer.backward(trainer.shard(parts[0][0]), last=False, share=1.0)
+    with pytest.raises(ValueError, match="backward calls so far: 1,"):
+        trainer.update()
     with pytest.raises(ValueError, match="share= to all backward calls"):
         trainer.backward(trainer.shard(parts[0][0]))
     trainer.close()
