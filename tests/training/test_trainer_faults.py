@@ -3,8 +3,10 @@ hang.
 """
 
 import re
+import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 def fault(do: Callable[[], object]) -> str:
     try:
         do()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -718,3 +720,28 @@ def test_constants_that_differ_between_ranks_are_refused() -> None:
             r"ranks 0 and 1 have different values of 1 tensors .*\(.*shift.*register_buffer",
             unlike,
         )
+
+
+def catching() -> tuple[list[str], float]:
+    """The second batch is one of which the last rank alone can compute nothing."""
+    rows = torch.arange(8) % 4
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)).double()
+    trainer = prepare(
+        model, adamw(model), lambda m, b: F.cross_entropy(m(b), b), rows, "data",
+        timeout=timedelta(seconds=30),
+    )  # fmt: skip
+    wrong = rows.clone()
+    wrong[-1] = 4
+    told, began = [], time.monotonic()
+    for b in (rows, wrong, rows, rows):
+        told.append(fault(partial(trainer.step, trainer.shard(b))))
+    trainer.close()
+    return told, time.monotonic() - began
+
+
+def test_an_error_that_one_rank_catches_ends_the_steps_of_all() -> None:
+    for rank, (told, seconds) in enumerate(run(2, catching)):
+        assert told[0] == "nothing was raised" and seconds < 20.0
+        assert all("lost" in sentence for sentence in told[2:]), told
+        assert "this trainer cannot go on" in told[3]
+        assert ("IndexError" if rank else "catch or none") in told[1]
