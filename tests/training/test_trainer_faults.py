@@ -202,7 +202,7 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         "structure": r"ranks \[1\] have a batch of another structure",
         "nothing": "at least one row",
         "micro": "micro_batches must be at least 1, got 0",
-        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.close\(\)",
+        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.whole\(\)",
         "plan": "pattern 'hed' matches no component; did you mean 'head'",
         "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
         "switch": "ranks came to different partitions",
@@ -271,6 +271,26 @@ def test_close_gives_the_model_back() -> None:
         return bool(model(batch(2)[0]).shape == (2, 4))
 
     assert run(1, closed) == [True]
+
+
+def left_cut() -> list[str]:
+    whole = adamw(Net()).state_dict()
+    trainer = start(model := Net(), "tensor")
+    for of_optimizer in (
+        trainer.optimizer.state_dict,
+        partial(trainer.optimizer.load_state_dict, whole),
+    ):
+        assert "trainer.save and trainer.resume keep it" in fault(of_optimizer)
+    told = [fault(lambda: model(batch(2)[0]))]
+    trainer.close()
+    again = partial(start, model, "tensor")
+    return [*told, fault(lambda: model(batch(2)[0])), fault(model.state_dict), fault(again)]
+
+
+def test_close_leaves_a_cut_model_that_says_so() -> None:
+    for held, *left in run(2, left_cut):
+        assert "held by Synchromesh" in held and "close()" not in held
+        assert ["left cut over devices" in sentence for sentence in left] == [True] * 3, left
 
 
 def changed_by_hand() -> dict[str, str]:
