@@ -283,8 +283,8 @@ class Model:
                 if self._released
                 else "this model is held by Synchromesh, which may have cut it over several "
                 "devices: call trainer.step(batch) to train, trainer.evaluate(loader, metric) to "
-                "evaluate, trainer.state_dict() for its weights, `with trainer.whole() as module` for a "
-                f"plain module{close}"
+                "evaluate, trainer.state_dict() for its weights, `with trainer.whole() as module` "
+                f"for a plain module{close}"
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]

@@ -765,3 +765,25 @@ def test_an_error_that_one_rank_catches_ends_the_steps_of_all() -> None:
         assert all("lost" in sentence for sentence in told[2:]), told
         assert "this trainer cannot go on" in told[3]
         assert ("IndexError" if rank else "catch or none") in told[1]
+
+
+def clipped_by_hand(plan: str) -> list[str]:
+    trainer = start(model := Net(), plan)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for own in (False, True):
+            trainer.backward(trainer.shard(batch(8)))
+            trainer.clip(0.1)
+            if own:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            trainer.update()
+            told += [warnings.WarningMessage(Warning("step"), Warning, "", 0)]
+    trainer.close()
+    return [str(w.message) for w in told]
+
+
+@pytest.mark.parametrize("plan", ["tensor", "sharded-data", "data"])
+def test_clipping_of_parts_by_ones_own_norm_is_warned_of(plan: str) -> None:
+    first, *_ = run(2, clipped_by_hand, plan)
+    mine = [text for text in first if "clip_grad_norm_" in text or text == "step"]
+    assert [text[:4] for text in mine] == ["step", *(["grad"] * (plan != "data")), "step"]
