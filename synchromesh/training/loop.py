@@ -5,7 +5,6 @@ import shutil
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.caution import caution
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload, is_stream
 
@@ -214,8 +214,7 @@ class _Loop:
             if newest is None:
                 raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
             for text in damaged:
-                older = f"{text}; the run goes on from {newest}, which is older"
-                warnings.warn(older, stacklevel=2)
+                caution(f"{text}; the run goes on from {newest}, which is older")
             return str(newest)
 
         return Path(on_first(self.trainer.world.everyone, find, str(path)))

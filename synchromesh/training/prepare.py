@@ -1,6 +1,5 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -26,6 +25,7 @@ from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
 
@@ -83,7 +83,7 @@ def prepare(
     if world.device.type == "cpu":
         heap.keep()
     if warning := emulated(world.device, autocast):
-        warnings.warn(warning, stacklevel=2)
+        caution(warning)
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
@@ -263,12 +263,11 @@ def _check_hooks(model: Model, world: World) -> None:
         )
     changing = [n for n, p in model.parameters.items() if p._backward_hooks]
     if changing and not world.rank:
-        warnings.warn(
+        caution(
             f"the parameter {changing[0]} has a gradient hook, which sees the gradient of one "
             "rank's rows: one that is not linear (a limit, a norm) trains another model than one "
             "device would; change gradients between trainer.backward and trainer.update instead, "
-            "where they are summed (trainer.clip limits their norm)",
-            stacklevel=3,
+            "where they are summed (trainer.clip limits their norm)"
         )
 
 
