@@ -41,7 +41,7 @@ class ControlLimits:
     under_way: int = 64  # exchanges that may be
     connecting: float = 5.0  # seconds until ranks do without
     ranks: int = 256  # at most: a process may have 1,024 files
-    numbers: int = 17  # that a rank may send with a method's (`checked_gather`)
+    numbers: int = 18  # that a rank may send with a method's (`checked_gather`)
 
 
 LIMITS = ControlLimits()

@@ -4,7 +4,7 @@ An optimizer whose update of an entry depends on that entry's own history alone 
 run on shards (`values/optimizer.py`); per-parameter scalars (step counters, ASGD's coefficients)
 depend on the number of steps alone and stay as they are."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -44,6 +44,18 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             f"it is not known whether the optimizer {kind_of(optimizer)} updates each entry "
             "by itself; if not, pieces of a parameter are updated otherwise than the whole "
             "(`synchromesh verify` shows it; the plan 'data' is exact)"
+        )
+
+
+def refuse_foreign(optimizer: Optimizer, known: Collection[Tensor]) -> None:
+    """ValueError where it has parameters that are none of `known`, the model's."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    foreign = [tuple(p.shape) for p in params if p not in known]
+    if foreign:
+        raise ValueError(
+            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
+            "model's: build it over model.parameters() of the model that is given to prepare, and "
+            "make learnable parts of the loss part of the model"
         )
 
 

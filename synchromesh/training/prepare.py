@@ -1,6 +1,6 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,6 +19,7 @@ from synchromesh.engine.device import emulated
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
@@ -115,6 +117,7 @@ def _check_kinds(
     """ValueError for arguments of another kind than `prepare` says, all at once."""
     over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
     steps = scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type))
+    computes = "a function loss(model, batch), like lambda m, b: cross_entropy(m(b[0]), b[1])"
     of_rows, starts = "a function of the number of rows, or None", carry is None or callable(carry)
     computing = (
         "None or torch.bfloat16 (float16's small gradients vanish unless losses are scaled)"
@@ -122,7 +125,8 @@ def _check_kinds(
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
         *(("optimizer", x, isinstance(x, Optimizer), over) for x in optimizers.values()),
-        *(("loss", x, callable(x), "a function loss(model, batch)") for x in losses.values()),
+        *(("loss", x, callable(x) and not _is_criterion(x), computes) for x in losses.values()),
+        *(("a loss's name", n, isinstance(n, str), "a text") for n in losses),
         ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
         ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
@@ -134,8 +138,16 @@ def _check_kinds(
         for name, value, fits, kind in wanted
         if not fits
     ]
+    if not losses:
+        faults.append(f"loss should be {computes}, or a dict of such by name, not an empty one")
     if faults:
         raise ValueError(f"prepare: {'; '.join(faults)}")
+
+
+def _is_criterion(loss: Any) -> bool:
+    """Whether it is one of torch's losses, which take predictions and targets."""
+    known = "torch.nn.modules.loss", "torch.nn.functional"
+    return isinstance(loss, _Loss) or getattr(loss, "__module__", "") in known
 
 
 def _check_turns(
@@ -218,7 +230,7 @@ def _described(
     model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
 ) -> dict[str, Any]:
     known = {p: n for n, p in model.parameters.items()}
-    _refuse_foreign(optimizer, known)
+    refuse_foreign(optimizer, known)
     return {
         "the plan": str(plan),
         "the seed": seed,
@@ -235,17 +247,6 @@ def _described(
         ],
         "the example batch": [batches.row_count(example), repr(signature(example))],
     }
-
-
-def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> None:
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    foreign = [tuple(p.shape) for p in params if p not in known]
-    if foreign:
-        raise ValueError(
-            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
-            "model's: build it over model.parameters() of the model that is given to prepare, and "
-            "make learnable parts of the loss part of the model"
-        )
 
 
 def _check_hooks(model: Model, world: World) -> None:

@@ -1,6 +1,6 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,8 @@ from .outputs import BadOutput, refuse_metrics
 from .rows import annotate
 from .split import UnorderedRows, split
 from .totals import names, with_loss_reduced
+
+VALUE = "="  # in a signature, before what is no tensor
 
 
 def trace(
@@ -128,7 +130,7 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
     return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason, doubt=doubt)
 
 
-def signature(batch: Any) -> Hashable:
+def signature(batch: Any) -> tuple[str, tuple[Any, ...]]:
     """What a trace depends on: structure (lists as tuples), types, shapes but for rows."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
         given, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
@@ -136,7 +138,7 @@ def signature(batch: Any) -> Hashable:
         given, structure = pytree.tree_flatten(as_tuples(batch))
         tree = str(structure)
     kinds = tuple(
-        (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
+        (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else (VALUE, repr(x))
         for x in given
     )
     return tree, kinds
