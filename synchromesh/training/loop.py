@@ -230,6 +230,7 @@ class _Loop:
             w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
+        self.by.require(w, trainer, self.seed)
         if resume is not None:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
@@ -352,11 +353,7 @@ class _Loop:
         steps = self.trainer.steps
         self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
         self.emit(self.ended)
-        try:
-            value = self.by.value(loss, metrics)
-        except ValueError:
-            self._save(f"epoch-{epoch}")
-            raise
+        value = self.by.value(loss, metrics)
         self.since += self.loader.cursor.epoch >= epoch  # a part of one is validated again
         if self.by.better(value, self.best):
             self.best, self.since = value, 0
