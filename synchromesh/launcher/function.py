@@ -64,7 +64,7 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2, **named: Any)
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         message = failure.message
-        if LOST.search(_kept(message)):  # by another rank, whose end may be seen after this one's
+        if _lost(message):  # by another rank, whose end may be seen after this one's
             number, message = _cause(Path(failure.error_file)) or (number, message)
         raise RuntimeError(_told(message, number, nproc)) from None
     return returned
@@ -87,9 +87,13 @@ def _cause(seen: Path) -> tuple[int, Any] | None:
     for file in sorted(seen.parents[1].glob("*/error.json")):
         with suppress(OSError, ValueError):  # one that is being written is of a rank that is late
             message = json.loads(file.read_text())["message"]
-            if not LOST.search(_kept(message)):
+            if not _lost(message):
                 return int(file.parent.name), message
     return None
+
+
+def _lost(message: Any) -> bool:
+    return bool(LOST.match(_kept(message).removeprefix("RuntimeError: ")))
 
 
 def _kept(message: Any) -> str:

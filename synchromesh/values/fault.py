@@ -66,7 +66,7 @@ class Fault:
             reason = gone[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
-        return cls(printable(cause(error)), trace, lost=bool(LOST.search(message(error))))
+        return cls(printable(cause(error)), trace, lost=bool(LOST.match(message(error))))
 
 
 def _traced(error: BaseException) -> str:
