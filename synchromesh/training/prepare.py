@@ -141,7 +141,7 @@ def _check_kinds(
     if not losses:
         faults.append(f"loss should be {computes}, or a dict of such by name, not an empty one")
     if faults:
-        raise ValueError(f"prepare: {'; '.join(faults)}")
+        raise ValueError(f"prepare: {'; '.join(dict.fromkeys(faults))}")
 
 
 def _is_criterion(loss: Any) -> bool:

@@ -124,8 +124,9 @@ def scalar_metric() -> None:
     model = Branching()
     with pytest.warns(UserWarning, match="runs whole on every device"):
         trainer = prepare(model, torch.optim.SGD(model.parameters()), loss, batch(8), "data")
-    with pytest.raises(ValueError, match="metric returned a scalar or a pair, as losses do"):
-        trainer.evaluate([batch(7)], loss)
+    for metric in (loss, lambda m, b: loss(m, b)):  # the trainer's own, and another
+        with pytest.raises(ValueError, match="metric returned a scalar or a pair, as losses do"):
+            trainer.evaluate([batch(7)], metric)
 
 
 def test_a_metric_that_is_a_loss_is_refused() -> None:

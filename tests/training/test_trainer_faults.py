@@ -128,7 +128,7 @@ def other_kinds() -> dict[str, str]:
         "criterion": fault(lambda: start(Net(), loss=nn.CrossEntropyLoss())),
         "functional": fault(lambda: start(Net(), loss=F.mse_loss)),
         "no losses": fault(lambda: start(Net(), loss={})),
-        "names of losses": fault(lambda: start(Net(), loss={0: mean_loss, "b": mean_loss})),
+        "names of losses": fault(lambda: start(Net(), loss={0: mean_loss, 1: mean_loss})),
     }
 
 
