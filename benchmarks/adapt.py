@@ -5,6 +5,7 @@ Four emulated hosts train a model with `adapt`; at step 60 something changes:
     links     all links from 1000 to 50 Mbit/s; restored at step 240
     quota     one host's CPU quota to a third (200 Mbit/s); restored at step 240
     quiet     nothing changes in 500 steps: it must not switch
+    short     one of two hosts' CPU quota at step 30, until step 54: the adaptive run alone
 
 Each is set against a run that knew beforehand: `auto` under the new conditions from the start, its
 best candidates and the plan that the adaptive run came to measured in turns, each after a switch.
@@ -65,6 +66,7 @@ CASES = {
     "links": Case("conv", 1000, 50),
     "quota": Case("pooled", 200, 200, CPU / 3, steps=1200),
     "quiet": Case("conv", 1000, 1000, steps=QUIET),
+    "short": Case("pooled", 200, 200, quota=CPU / 3, steps=5000, ends=54, hosts=2, change=30),
 }
 
 
@@ -342,7 +344,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
             told = adaptive(case)
-            compared = case.changes and not options.quick
+            compared = case.changes and not (options.quick or case.ends)
             found = report(case, told, known(case, told) if compared else {})
         except (ValueError, HostFailed) as error:
             print(error, file=sys.stderr)
