@@ -245,6 +245,7 @@ def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> d
     found |= {
         "within": switch["step"] - case.change,
         "to": switch["to"],
+        "slow": statistics.median(s["seconds"] for s in steps[case.change + 1 : switch["step"]]),
         "after": usual,
         "pause": pause,
         "pause_allowed": allowed,
@@ -274,7 +275,9 @@ def missed(name: str, case: Case, found: dict[str, Any]) -> list[str]:
         out.append(f"{found['throughput']:.2f} of the best throughput (goal {THROUGHPUT})")
     if found["pause"] > found["pause_allowed"]:
         out.append(f"paused {found['pause']:.2f} s (goal {found['pause_allowed']:.2f} s)")
-    if found["measuring"] > MEASURING:
+    if found["after"] >= found["slow"]:
+        out.append(f"steps are no quicker since the switch than before it ({found['slow']:.3f} s)")
+    if not case.ends and found["measuring"] > MEASURING:
         out.append(f"measuring took {found['measuring']:.1%} (goal {MEASURING:.0%})")
     if found.get("loss", 0.0) > LOSS:
         out.append(f"losses differ by {found['loss']:.1e} (goal {LOSS:.0e})")
