@@ -5,6 +5,7 @@ Four emulated hosts train a model with `adapt`; at step 60 something changes:
     links     all links from 1000 to 50 Mbit/s; restored at step 240
     quota     one host's CPU quota to a third (200 Mbit/s); restored at step 240
     quiet     nothing changes in 500 steps: it must not switch
+    short     one of two hosts' CPU quota at step 30, until step 54: the adaptive run alone
 
 Each is set against a run that knew beforehand: `auto` under the new conditions from the start, its
 best candidates and the plan that the adaptive run came to measured in turns, each after a switch.
@@ -65,6 +66,7 @@ CASES = {
     "links": Case("conv", 1000, 50),
     "quota": Case("pooled", 200, 200, CPU / 3, steps=1200),
     "quiet": Case("conv", 1000, 1000, steps=QUIET),
+    "short": Case("pooled", 200, 200, quota=CPU / 3, steps=5000, ends=54, hosts=2, change=30),
 }
 
 
@@ -243,6 +245,7 @@ def report(case: Case, told: list[dict[str, Any]], plans: dict[str, float]) -> d
     found |= {
         "within": switch["step"] - case.change,
         "to": switch["to"],
+        "slow": statistics.median(s["seconds"] for s in steps[case.change + 1 : switch["step"]]),
         "after": usual,
         "pause": pause,
         "pause_allowed": allowed,
@@ -272,7 +275,9 @@ def missed(name: str, case: Case, found: dict[str, Any]) -> list[str]:
         out.append(f"{found['throughput']:.2f} of the best throughput (goal {THROUGHPUT})")
     if found["pause"] > found["pause_allowed"]:
         out.append(f"paused {found['pause']:.2f} s (goal {found['pause_allowed']:.2f} s)")
-    if found["measuring"] > MEASURING:
+    if found["after"] >= found["slow"]:
+        out.append(f"steps are no quicker since the switch than before it ({found['slow']:.3f} s)")
+    if not case.ends and found["measuring"] > MEASURING:
         out.append(f"measuring took {found['measuring']:.1%} (goal {MEASURING:.0%})")
     if found.get("loss", 0.0) > LOSS:
         out.append(f"losses differ by {found['loss']:.1e} (goal {LOSS:.0e})")
@@ -342,7 +347,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
             told = adaptive(case)
-            compared = case.changes and not options.quick
+            compared = case.changes and not (options.quick or case.ends)
             found = report(case, told, known(case, told) if compared else {})
         except (ValueError, HostFailed) as error:
             print(error, file=sys.stderr)

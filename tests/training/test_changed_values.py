@@ -2,6 +2,7 @@
 those of the step at hand, as in a plain loop."""
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.trace.capture.capture import trace
 from synchromesh.training import traces
 from synchromesh.training.prepare import prepare
 from tests.plain import Case, adamw, all_on_ranks, apart, exact, plain, sgd, under
@@ -341,11 +343,12 @@ class Asking(nn.Module):
         return self.last(x * self.looked.gain * self.itself.gain)  # type: ignore[no-any-return]
 
 
+GONE = "gone again"
 ASKED: dict[str, Callable[[Any, int], None]] = {
     "late": lambda model, i: setattr(model, "late", GAINS[i]) if i else None,
     "asked for": lambda model, i: setattr(model, "shift", GAINS[i]) if i else None,
     "late of an object": lambda model, i: setattr(model.settings, "late", GAINS[i]) if i else None,
-    "gone again": lambda model, i: vars(model).update(late=2.0) if i == 1 else (
+    GONE: lambda model, i: vars(model).update(late=2.0) if i == 1 else (
         vars(model).pop("late", None) and None),
     "looked up": lambda model, i: setattr(model.looked, "gain", GAINS[i]),
     "of itself": lambda model, i: setattr(model.itself, "gain", GAINS[i]),
@@ -355,15 +358,32 @@ ASKED: dict[str, Callable[[Any, int], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_what_is_asked_for_in_other_ways_is_that_of_the_step(name: str) -> None:
-    (found,) = exact(Case(Asking, loss, BATCHES, between=ASKED[name]), "single", 1)
-    assert not found.opaque and not found.warned
+Change = Callable[[Any, int], None]
 
 
-@pytest.mark.parametrize("name", OF_OBJECTS)
-def test_values_of_objects_in_objects_are_those_of_the_step(name: str) -> None:
-    exact(Case(nested, WITH_GIVEN, BATCHES, between=OF_OBJECTS[name]), "single", 1)
+def in_turn(build: Callable[[], nn.Module], loss: Any, changes: dict[str, Change]) -> Case:
+    """In each step after the first one another value changes, and no other: a change that is
+    overlooked shows in that step's loss."""
+    each = list(changes.items())
+
+    def between(model: nn.Module, i: int) -> None:
+        if i:
+            name, change = each[i - 1]
+            change(model, 3 if name == "another inner" else 1)  # which has had the other gain
+
+    return Case(build, loss, [rows(8 - i % 3, i) for i in range(len(each) + 1)], between=between)
+
+
+def test_what_is_asked_for_in_other_ways_is_that_of_the_step() -> None:
+    changes = {name: change for name, change in ASKED.items() if name != GONE}
+    again = Case(Asking, loss, BATCHES, between=ASKED[GONE])
+    for asking in (in_turn(Asking, loss, changes), again):
+        (found,) = exact(asking, "single", 1)
+        assert not found.opaque and not found.warned
+
+
+def test_values_of_objects_in_objects_are_those_of_the_step() -> None:
+    exact(in_turn(nested, WITH_GIVEN, OF_OBJECTS), "single", 1)
 
 
 def weighs(_: nn.Module, i: int) -> None:
@@ -400,10 +420,16 @@ def case(name: str, normed: bool = True, micro_batches: int = 1) -> Case:
     return Case(build, function, batches, optimizer, None, between, micro_batches, options)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_each_step_has_its_numbers(name: str) -> None:
-    (found,) = exact(case(name), "single", 1)
-    assert not found.opaque and not found.warned
+def test_each_step_has_its_numbers() -> None:
+    of_loss = {name: change for name, (change, of) in CHANGES.items() if of is loss}
+    del of_loss["depth"]  # which is another at first
+    of_loss["dropout"] = of_loss.pop(
+        "dropout"
+    )  # the last one: of what comes before nothing is left
+    others = [case(name) for name in CHANGES if name not in of_loss]
+    for each in (in_turn(built, loss, of_loss), *others):
+        (found,) = exact(each, "single", 1)
+        assert not found.opaque and not found.warned
 
 
 STAGES = "data; @stages=0:first/1:blocks.1; @micro_batches=3"
@@ -446,6 +472,22 @@ def test_rows_that_come_to_depend_on_each_other_while_parameters_are_cut() -> No
 
 
 # How many traces there are
+
+
+LOGGER = logging.getLogger("users")
+
+
+def test_loggers_that_code_names_are_not_looked_into() -> None:
+    """Torch asks its own loggers tens of thousands of times in a trace."""
+    noting: list[bool] = []
+
+    def logs(model: nn.Module, batch: Any) -> Tensor:
+        LOGGER.debug("a step")
+        noting.append("__getattribute__" in vars(logging.Logger))
+        return loss(model, batch)
+
+    step = trace(Net(), logs, BATCHES[0], training=True)
+    assert not any(noting) and not any(read.owner is LOGGER for read in step.read)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

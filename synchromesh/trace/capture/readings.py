@@ -127,7 +127,7 @@ def is_object(value: Any) -> bool:
     """Whether it is an object of a class in Python, of which reads can be noted."""
     changeable = type(value).__flags__ & 0x300 == 0x200  # made at run time, and not immutable
     package = type(value).__module__.partition(".")[0]
-    other = isinstance(value, (*APART, *PLAIN, Tensor)) or package in ("torch", "sympy")
+    other = isinstance(value, (*APART, *PLAIN, Tensor)) or package in ("logging", "torch", "sympy")
     attributes = hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
     return isinstance(value, nn.Module) or (changeable and not other and attributes)
 
