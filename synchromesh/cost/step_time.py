@@ -15,7 +15,6 @@ they meet at every collective, and at the end of the step in any case."""
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
 from synchromesh.cost.planned_step import (
@@ -204,12 +203,12 @@ class _GroupWalk:
                 "in" if isinstance(instruction, Receive) else "out",
                 frozenset((of[message.source], of[message.target])),
             )  # fmt: skip
-        yield from self.line.wait(lambda: all(map(self.timelines.arrived, sent)))
+        yield from self.timelines.await_all(self.group, sent)
         yield from self.gradients.finish()
 
     def _run(self, action: Action) -> Spans:
         for message in self.needs.pop(action, ()):
-            yield from self.line.wait(partial(self.timelines.arrived, message))
+            yield from self.timelines.await_all(self.group, (message,))
         backward = action.kind == "B"
         calls, shared = self.traffic.profile.calls, action.micro_batch % self.traffic.pieces
         if not action.turn and not backward:
