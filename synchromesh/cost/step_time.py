@@ -28,7 +28,7 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     walked,
 )
-from synchromesh.cost.timeline import Spans, Timeline, Timelines
+from synchromesh.cost.timeline import Span, Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.layout import Layout
@@ -58,12 +58,36 @@ class StepTime:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What each device group does in a step, in order, and the seconds of its optimizer."""
+
+    groups: tuple[tuple[Span, ...], ...]
+    updates: tuple[float, ...]
+    time: StepTime
+
+
 def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many pieces take turns on the only stage.
     Unmeasured: by its name."""
+    return _walk(planned, profile, pieces, None).time
+
+
+def recorded(planned: PlannedStep, profile: Profile, pieces: int = 1) -> Recorded:
+    """The same step, with what goes on in it."""
+    return _walk(planned, profile, pieces, [])
+
+
+def _walk(
+    planned: PlannedStep, profile: Profile, pieces: int, record: list[list[Span]] | None
+) -> Recorded:
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
+    if record is not None:
+        record += [[] for _ in lists]
+        for line, its in zip(lines, record, strict=True):
+            line.record = its
     timelines = Timelines(lines)
     gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
     sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
@@ -77,9 +101,10 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
     seconds = ends[last] + profile.calls.step + profile.host
-    return StepTime(
+    time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited, pieces
     )
+    return Recorded(tuple(map(tuple, record or ())), tuple(updates), time)
 
 
 def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
