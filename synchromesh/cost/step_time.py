@@ -262,7 +262,7 @@ class _GroupWalk:
                 key = "again", i, action, number
                 self.line.depart(key, *repeated)
                 yield from self.line.arrive(key)
-        yield from self.line.compute(self.seconds[i][backward] * item.share)
+        yield from self.line.compute(self.seconds[i][backward] * item.share, (i, action))
         if backward:
             self.left[i] -= 1
             if self.left[i] % (self.shares[i] * self.traffic.pieces) == 0:

@@ -59,12 +59,14 @@ class Transfer:
 
 
 class Span(NamedTuple):
-    """Something that a group did. what: it computed, came to a transfer, waited for transfers."""
+    """Something that a group did. what: it computed, came to a transfer, waited for transfers.
+    of: a component's place and its action."""
 
     what: Literal["compute", "come", "wait"]
     begin: float
     end: float
     transfers: tuple[Transfer, ...] = ()
+    of: object = None
 
 
 @dataclass
@@ -114,8 +116,8 @@ class Timeline:
     def _left_by(self, taken: list[float]) -> float:
         return 1.0 - sum(taken) / len(taken) if taken else 1.0
 
-    def compute(self, seconds: float) -> Spans:
-        """Computes what takes `seconds` of lasting work, undisturbed."""
+    def compute(self, seconds: float, of: object = None) -> Spans:
+        """Computes what takes `seconds` of lasting work, undisturbed. of: for the record."""
         self.computed += seconds
         left, begin = seconds, self.clock
         while left > _NOTHING:
@@ -128,7 +130,7 @@ class Timeline:
             left -= took * speed
             self._pass(took, capacity - speed, computing=True)
         if self.record is not None and self.clock > begin:
-            self.record.append(Span("compute", begin, self.clock))
+            self.record.append(Span("compute", begin, self.clock, (), of))
 
     def come(self, key: object, transfer: Transfer) -> None:
         """What is done next comes after this group has come to `transfer`."""

@@ -40,9 +40,7 @@ def drawn(chance: random.Random) -> tuple[int, str]:
     devices = chance.choice([1, 2, 4, 8])
     stages = chance.choice([n for n in (1, 2, 4) if n <= devices])
     within = devices // stages
-    words = (
-        ["data", "tensor", "sharded-data", "data:states=optimizer"] if within > 1 else ["data"]
-    )
+    words = ["data", "tensor", "sharded-data", "data:states=optimizer"] if within > 1 else ["data"]
     words += [f"hybrid:tensor={t}" for t in (2, 4) if within % t == 0 and within > t]
     word = chance.choice(words)
     if chance.random() < 0.3:
