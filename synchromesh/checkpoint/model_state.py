@@ -183,7 +183,7 @@ class ModelState:
         self._spread_optimizer_state()
         names = {p: n for n, p in self.model.parameters.items()}
         order = [names[p] for group in self.optimizer.param_groups for p in group["params"]]
-        made: dict[str, Any] = self.optimizer.state_dict()
+        made: dict[str, Any] = self.optimizer_state.state_dict()
         made["state"] = {number: dict(entries) for number, entries in made["state"].items()}
         for number, name in enumerate(order):
             everywhere = (full_box(self.model.described[name].shape),)

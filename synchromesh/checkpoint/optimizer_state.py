@@ -19,6 +19,26 @@ from synchromesh.values.optimizer import kind_of, parts_of
 class OptimizerState:
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
+        self._own = False  # its state_dict is asked for by this
+        for part in parts_of(optimizer):
+            part.register_state_dict_pre_hook(self._refuse_cut)
+            part.register_load_state_dict_pre_hook(self._refuse_cut)
+
+    def _refuse_cut(self, *_: Any) -> None:
+        if not self._own and not self.model.complete():
+            raise RuntimeError(
+                "the optimizer's state is cut over devices as the model is, so that its "
+                "state_dict would be of this rank's part alone: trainer.save and trainer.resume "
+                "keep it, for any number of ranks"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's own, of this rank's part."""
+        self._own = True
+        try:
+            return self.optimizer.state_dict()
+        finally:
+            self._own = False
 
     def of(self, name: str) -> Mapping[str, Any]:
         """What the optimizer keeps of a parameter; nothing of what is no parameter."""

@@ -104,6 +104,9 @@ def _of(group: Reachable) -> "ControlChannel | None":
     return channel if channel is not None and group.ranks == channel.ranks else None
 
 
+ALIKE = "ranks call alike, also after an error, which all of them catch or none"
+
+
 class ControlChannel:
     """This rank's connection with the first one, or the first one's with all others, by rank."""
 
@@ -115,10 +118,14 @@ class ControlChannel:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._count = 0  # exchanges begun
         self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
+        self.lost = ""  # why a connection was
 
     def start(self, own: bytes) -> Callable[[bytes], bytearray]:
         """Begins an exchange of messages of equal length; the wait takes the first rank's, gives
-        all. Exchanges begin and end in equal order on all ranks."""
+        all. Exchanges begin and end in equal order on all ranks. RuntimeError once a connection is
+        lost, from then on and on every rank: what they have sent no longer fits together."""
+        if self.lost:
+            raise RuntimeError(f"{self.lost}; this trainer cannot go on")
         self._count += 1
         number = self._count
         if 0 in self._links:
@@ -141,7 +148,7 @@ class ControlChannel:
             try:
                 link.sendall(message)
             except OSError as error:
-                raise _lost(rank, error) from None
+                raise self._end(rank, error) from None
 
     def _receive(self, rank: int, number: int, size: int) -> bytearray:
         """What a rank sent in exchange `number`. What it sent in earlier ones, which may end after
@@ -149,11 +156,11 @@ class ControlChannel:
         while (content := self._early.pop((rank, number), None)) is None:
             sent, content = self._next(rank)
             if sent > number:
-                raise _lost(rank, ConnectionError("it is at a later step: all ranks call alike"))
+                raise self._end(rank, ConnectionError(f"it is at a later step: {ALIKE}"))
             self._early[rank, sent] = content
             self._early.pop((rank, sent - LIMITS.under_way), None)
         if len(content) != size:
-            raise _lost(rank, ConnectionError("it is in another call: all ranks call alike"))
+            raise self._end(rank, ConnectionError(f"it is in another call: {ALIKE}"))
         return content
 
     def _next(self, rank: int) -> tuple[int, bytearray]:
@@ -164,20 +171,24 @@ class ControlChannel:
             if self._files[rank].readinto(content) < size:
                 raise ConnectionError("it has ended")
         except OSError as error:
-            raise _lost(rank, error) from None
+            raise self._end(rank, error) from None
         return number, content
+
+    def _end(self, rank: int, error: OSError) -> RuntimeError:
+        """Ends all connections, which others see."""
+        why = error.strerror or error
+        if isinstance(error, TimeoutError):
+            why = "it sent nothing in time (`timeout` of prepare)"
+        self.lost = f"connection with rank {rank} lost: {why}"
+        for link in self._links.values():
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        return RuntimeError(self.lost)
 
     def close(self) -> None:
         for rank, link in self._links.items():
             self._files[rank].close()
             link.close()
-
-
-def _lost(rank: int, error: OSError) -> RuntimeError:
-    why = error.strerror or error
-    if isinstance(error, TimeoutError):
-        why = "it sent nothing in time (`timeout` of prepare)"
-    return RuntimeError(f"connection with rank {rank} lost: {why}")
 
 
 def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:

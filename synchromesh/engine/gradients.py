@@ -344,7 +344,8 @@ class GradientSync:
         for hook in self._hooks:
             hook.remove()
         for bucket in self._buckets:
-            bucket.finish()
+            if not bucket.group.world.lost:  # else nobody may come to the sum
+                bucket.finish()
         self._hooks, self._buckets, self._alone = [], [], []
         self._sending = Sending([])
         self._armed = False

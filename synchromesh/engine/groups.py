@@ -288,6 +288,11 @@ class World:
 
         return finish
 
+    @property
+    def lost(self) -> bool:
+        """Whether ranks do no longer call alike."""
+        return self.control is not None and bool(self.control.lost)
+
     def wait(self, work: Any) -> None:
         """Counts the seconds, too; on CUDA the host never waits."""
         began = time.perf_counter()

@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from datetime import timedelta
 from importlib import import_module
 from inspect import signature
@@ -35,11 +35,14 @@ from synchromesh.values.plan import Plan
 
 pl: Any = sys.modules.get("lightning.pytorch") or import_module("pytorch_lightning")
 ddp = pl.strategies.DDPStrategy
+is_overridden = pl.utilities.model_helpers.is_overridden
+rank_zero_warn = pl.utilities.rank_zero.rank_zero_warn
 WEIGHTS = ("StochasticWeightAveraging", "WeightAveraging", "ModelPruning", "BaseFinetuning")
 PLACE, LOSS = "synchromesh_data", "its loss"  # names in checkpoints, among what is logged
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 LOADERS = "several training loaders, or one that is no torch `DataLoader`"
-METRICS = "a metric object that `training_step` logs"
+METRICS = "a metric object that `training_step` updates or logs"
+NO_LOSS = "a `training_step` that returns no loss"
 # the remedy for what is refused, and whether a strategy is asked for it when `fit` begins
 REFUSED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "manual optimisation, as of several optimizers": (
@@ -57,6 +60,7 @@ REFUSED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         lambda s: any(k.__name__ in WEIGHTS for c in s.callbacks for k in type(c).__mro__)),
     LOADERS: ("give one, with the batch size of all ranks together", lambda _: False),
     METRICS: ("log a number, as `torchmetrics.functional` gives it", lambda _: False),
+    NO_LOSS: ("let it return one for every batch", lambda _: False),
 }  # fmt: skip
 
 
@@ -132,9 +136,12 @@ class SynchromeshStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         # what is logged is of all rows already, and the loader goes on where it was
         warnings.filterwarnings("ignore", r"(?s).*(sync_dist=True|is not resumable)")
         self.optimizers[0].zero_grad = lambda *_, **__: None  # the trainer lets go of gradients
-        for module in self.lightning_module.modules():
-            if hasattr(module, "distributed_available_fn"):  # a metric: of all rows on every rank
-                module.distributed_available_fn = lambda: False
+        for metric in self._metrics():
+            metric.distributed_available_fn = lambda: False  # of all rows on every rank
+
+    def _metrics(self) -> list[Any]:
+        modules = self.lightning_module.modules()
+        return [m for m in modules if hasattr(m, "distributed_available_fn")]
 
     # Training
 
@@ -174,6 +181,12 @@ class SynchromeshStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
         trainer = prepare(module, optimizer, self._loss, _numbered(*given), self.plan, **options)
         trainer.steps = module.trainer.global_step
         precision.clip_grad_by_norm = lambda _, limit: trainer.clip(float(limit))
+        precision.clip_grad_by_value = _clip_values
+        if trainer.world.size > 1 and is_overridden("on_before_optimizer_step", module):
+            rank_zero_warn(
+                "on_before_optimizer_step sees this rank's part of the gradients, where the plan "
+                "divides parameters: `strategy.trainer.clip(math.inf)` gives the norm of all"
+            )
         return trainer
 
     def _loss(self, module: Any, given: tuple[Any, ...]) -> Any:
@@ -186,14 +199,20 @@ class SynchromeshStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             values[name] = value.squeeze() if isinstance(value, Tensor) else value
             self._logged[name] = rest, words
 
+        def update(*_: Any, **__: Any) -> None:
+            raise BadOutput(refusal(METRICS))
+
         precision = self.precision_plugin  # casts are the trainer's, and default types Lightning's
-        mixed = precision.precision == "bf16-mixed"
-        with (
-            patch.object(module, "log", log),
-            nullcontext() if mixed else precision.forward_context(),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(module, "log", log))
+            for metric in self._metrics():
+                stack.enter_context(patch.object(metric, "update", update))
+            if precision.precision != "bf16-mixed":
+                stack.enter_context(precision.forward_context())
             result = module.training_step(*given)
         loss = result["loss"] if isinstance(result, Mapping) else result
+        if loss is None:
+            raise BadOutput(refusal(NO_LOSS))
         return loss, {LOSS: loss, **values}
 
     def training_step(self, *given: Any) -> Tensor:
@@ -267,6 +286,13 @@ class SynchromeshStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
             trainer.model.place(name, x.cpu())
         trainer.optimizer.load_state_dict(states)
         self.lightning_module.zero_grad()  # of shards
+
+
+def _clip_values(optimizer: Any, limit: float) -> None:
+    """Lightning's, where a rank may have no gradients, or parts of them."""
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        if p.grad is not None:
+            p.grad.data.clamp_(-limit, limit)  # `data`: entry by entry, of which nobody warns
 
 
 def _numbered(batch: Any, *number: int) -> tuple[Any, ...]:

@@ -15,6 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from synchromesh.values.component import Parameter
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+LEFT = (
+    "this model was left cut over devices by a trainer that is closed: take its weights by "
+    "trainer.state_dict() or trainer.save before close, and build it anew"
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -45,6 +49,7 @@ class Model:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._shown = False  # inside of `open`
+        self._released = False  # by a trainer that is closed, and has left it cut
         self._guards: list[RemovableHandle] = []
         self._modules = tuple(module.modules())
         self._sizes = [(part._modules, len(part._modules)) for part in self._modules]
@@ -272,11 +277,14 @@ class Model:
         copies and loading where this rank has a part of it alone."""
 
         def refuse(*_: Any, **__: Any) -> Any:
+            close = ", or trainer.close() to give it back" if self.complete() else ""
             raise RuntimeError(
-                "this model is held by Synchromesh, which may have cut it over several devices: "
-                "call trainer.step(batch) to train, trainer.evaluate(loader, metric) to evaluate, "
-                "trainer.state_dict() for its weights, `with trainer.whole() as module` for a "
-                "plain module, or trainer.close() to give it back"
+                LEFT
+                if self._released
+                else "this model is held by Synchromesh, which may have cut it over several "
+                "devices: call trainer.step(batch) to train, trainer.evaluate(loader, metric) to "
+                "evaluate, trainer.state_dict() for its weights, `with trainer.whole() as module` "
+                f"for a plain module{close}"
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]
@@ -293,18 +301,23 @@ class Model:
             self.module.__dict__["forward"] = self._own_forward
 
     def release(self) -> None:
-        """Gives the module back, for good; a cut one still refuses what it has not."""
+        """Gives the module back, for good; a cut one goes on refusing."""
+        self._released = not self.complete()
+        if self._released:
+            self.held.discard(self)
+            return
         self.unblock()
-        if self.complete():
-            for handle in self._guards:
-                handle.remove()
+        for handle in self._guards:
+            handle.remove()
 
     def refuse_cut(self, what: str) -> None:
         """RuntimeError where this rank has a part of the tensors alone."""
         if not self._shown and not self.complete():
             raise RuntimeError(
-                f"this model is cut over devices, so that {what} would be of this rank's part "
-                "alone: call trainer.state_dict() on all ranks for complete tensors, "
+                LEFT
+                if self._released
+                else f"this model is cut over devices, so that {what} would be of this rank's "
+                "part alone: call trainer.state_dict() on all ranks for complete tensors, "
                 "trainer.export(path) for a file, trainer.resume or prepare(weights=...) to load, "
                 "or use the module inside `with trainer.whole() as module`"
             )

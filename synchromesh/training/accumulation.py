@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from synchromesh.engine import control_channel
 from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
 from synchromesh.programs.communicator import Finish
@@ -59,6 +60,7 @@ class Accumulation:
         self._share: float | None = None  # of the first call
         self._shares: dict[nn.Parameter, Tensor] = {}  # gradients of calls before, by their shares
         self._value: Tensor | float = 0.0  # the same of their losses
+        self._changed = 0  # how often gradients were in place, until backward or clip was done
 
     def require_none(self, what: str) -> None:
         if self.calls:
@@ -97,6 +99,28 @@ class Accumulation:
                 "none of them the last): call backward(batch) before"
             )
 
+    def clip(self, copies: Sequence[tuple[nn.Parameter, float]], max_norm: float) -> Tensor:
+        """As of the trainer. copies: how many ranks have an equal shard of each parameter."""
+        self.require_last("clip")
+        norm = clip_norm(copies, self._world.everyone, max_norm)
+        self._changed = self._changes()
+        return norm
+
+    def warn_of_parts(self, steps: int) -> None:
+        """Of gradients that were changed since the last backward where each rank has parts of
+        them; looked for in two of 64 steps."""
+        if steps % 64 >= 2 or self._changes() == self._changed or self._execution.model.complete():
+            return
+        self._execution.notices.once(
+            "gradients were changed between backward and update, and this plan cuts them over "
+            "ranks: a norm that is taken of them, as by clip_grad_norm_, is one rank's. Call "
+            "trainer.clip(max_norm); what changes each entry by itself is right"
+        )
+
+    def _changes(self) -> int:
+        gradients = (p.grad for p in self._execution.model.parameters.values())
+        return sum(g._version for g in gradients if g is not None)
+
     def add(self, batch: Any, rows: GlobalRows, call: BackwardCall, steps: int) -> Tensor:
         """Forward and backward of this rank's rows; returns the loss of the accumulation so far.
 
@@ -123,7 +147,10 @@ class Accumulation:
         if ends:
             self._end()
             self.summed = call.last
-        return value if call.share is None else self._shared(value, call.share)
+        value = value if call.share is None else self._shared(value, call.share)
+        if self.summed and steps % 64 < 2:
+            self._changed = self._changes()
+        return value
 
     def _end(self) -> None:
         """Gradients are summed over the ranks. ValueError where there are none, or no weight."""

@@ -27,7 +27,6 @@ from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.control_channel import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
-from synchromesh.engine.optimizer import clip_norm
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import LivePlanning
@@ -234,13 +233,13 @@ class Trainer:
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients so that their global norm is at most `max_norm`; returns the norm
         before (0-d)."""
-        self._accumulation.require_last("clip")
-        return clip_norm(self.state.copies(), self.world.everyone, max_norm)
+        return self._accumulation.clip(self.state.copies(), max_norm)
 
     def update(self) -> None:
         """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
         stay until the next backward begins."""
         self._accumulation.require_last("update")
+        self._accumulation.warn_of_parts(self.steps)
         self._execution.losses.now.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()

@@ -93,7 +93,7 @@ def at_another_call(rank: int) -> str:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_in_other_calls_are_an_error(rank: int) -> None:
     found = run(2, at_another_call, rank)
-    assert found[0] == "connection with rank 1 lost: it is in another call: all ranks call alike"
+    assert found[0].startswith("connection with rank 1 lost: it is in another call: ranks call")
     assert "connection with rank 0 lost" in found[1]
 
 

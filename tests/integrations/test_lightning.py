@@ -21,6 +21,7 @@ import torchmetrics  # noqa: E402
 from synchromesh.integrations.lightning import (  # noqa: E402
     LOADERS,
     METRICS,
+    NO_LOSS,
     REFUSED,
     SynchromeshStrategy,
     refusal,
@@ -160,7 +161,7 @@ def fits(plans: tuple[str, ...]) -> list[dict[str, Any]]:
     first, *_ = plans
     return [
         *(trained(plan, max_epochs=2) for plan in plans), trained(first, **stopping()),
-        trained(plans[-1], **by_value()),
+        trained("single", **by_value()),  # under which one rank alone has gradients
     ]  # fmt: skip
 
 
@@ -241,6 +242,17 @@ class LogsMetric(Net):
         return super().training_step(batch, batch_idx)
 
 
+class UpdatesMetric(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.mean(batch[1])
+        return super().training_step(batch, batch_idx)
+
+
+class WithoutLoss(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+
+
 def refused() -> dict[str, str]:
     """What each refusal says."""
     asked: dict[str, dict[str, Any]] = {
@@ -255,13 +267,15 @@ def refused() -> dict[str, str]:
         },
         LOADERS: {"loader": [next(iter(DataLoader(TRAIN, batch_size=8)))]},
         METRICS: {"model": LogsMetric()},
+        NO_LOSS: {"model": WithoutLoss()},
     }
     assert asked.keys() == REFUSED.keys()
     told = {}
-    for what, words in asked.items():
+    for what, words in [*asked.items(), ("updates", {"model": UpdatesMetric()})]:
         with pytest.raises(ValueError) as error:
             trained("data", max_epochs=1, **words)
         told[what] = str(error.value)
+    assert told.pop("updates") == told[METRICS]
     return told
 
 

@@ -3,8 +3,10 @@ hang.
 """
 
 import re
+import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 def fault(do: Callable[[], object]) -> str:
     try:
         do()
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -200,7 +202,7 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         "structure": r"ranks \[1\] have a batch of another structure",
         "nothing": "at least one row",
         "micro": "micro_batches must be at least 1, got 0",
-        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.close\(\)",
+        "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.whole\(\)",
         "plan": "pattern 'hed' matches no component; did you mean 'head'",
         "degrees": r"data\(1\) x tensor\(3\) != 2|data\(0\)|!= 2 devices",
         "switch": "ranks came to different partitions",
@@ -269,6 +271,26 @@ def test_close_gives_the_model_back() -> None:
         return bool(model(batch(2)[0]).shape == (2, 4))
 
     assert run(1, closed) == [True]
+
+
+def left_cut() -> list[str]:
+    whole = adamw(Net()).state_dict()
+    trainer = start(model := Net(), "tensor")
+    for of_optimizer in (
+        trainer.optimizer.state_dict,
+        partial(trainer.optimizer.load_state_dict, whole),
+    ):
+        assert "trainer.save and trainer.resume keep it" in fault(of_optimizer)
+    told = [fault(lambda: model(batch(2)[0]))]
+    trainer.close()
+    again = partial(start, model, "tensor")
+    return [*told, fault(lambda: model(batch(2)[0])), fault(model.state_dict), fault(again)]
+
+
+def test_close_leaves_a_cut_model_that_says_so() -> None:
+    for held, *left in run(2, left_cut):
+        assert "held by Synchromesh" in held and "close()" not in held
+        assert ["left cut over devices" in sentence for sentence in left] == [True] * 3, left
 
 
 def changed_by_hand() -> dict[str, str]:
@@ -718,3 +740,50 @@ def test_constants_that_differ_between_ranks_are_refused() -> None:
             r"ranks 0 and 1 have different values of 1 tensors .*\(.*shift.*register_buffer",
             unlike,
         )
+
+
+def catching() -> tuple[list[str], float]:
+    """The second batch is one of which the last rank alone can compute nothing."""
+    rows = torch.arange(8) % 4
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)).double()
+    trainer = prepare(
+        model, adamw(model), lambda m, b: F.cross_entropy(m(b), b), rows, "data",
+        timeout=timedelta(seconds=30),
+    )  # fmt: skip
+    wrong = rows.clone()
+    wrong[-1] = 4
+    told, began = [], time.monotonic()
+    for b in (rows, wrong, rows, rows):
+        told.append(fault(partial(trainer.step, trainer.shard(b))))
+    trainer.close()
+    return told, time.monotonic() - began
+
+
+def test_an_error_that_one_rank_catches_ends_the_steps_of_all() -> None:
+    for rank, (told, seconds) in enumerate(run(2, catching)):
+        assert told[0] == "nothing was raised" and seconds < 20.0
+        assert all("lost" in sentence for sentence in told[2:]), told
+        assert "this trainer cannot go on" in told[3]
+        assert ("IndexError" if rank else "catch or none") in told[1]
+
+
+def clipped_by_hand(plan: str) -> list[str]:
+    trainer = start(model := Net(), plan)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for own in (False, True):
+            trainer.backward(trainer.shard(batch(8)))
+            trainer.clip(0.1)
+            if own:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            trainer.update()
+            told += [warnings.WarningMessage(Warning("step"), Warning, "", 0)]
+    trainer.close()
+    return [str(w.message) for w in told]
+
+
+@pytest.mark.parametrize("plan", ["tensor", "sharded-data", "data"])
+def test_clipping_of_parts_by_ones_own_norm_is_warned_of(plan: str) -> None:
+    first, *_ = run(2, clipped_by_hand, plan)
+    mine = [text for text in first if "clip_grad_norm_" in text or text == "step"]
+    assert [text[:4] for text in mine] == ["step", *(["grad"] * (plan != "data")), "step"]

@@ -13,7 +13,8 @@ REFUSED: Mapping[str, str] = {
     "fp16_full_eval, bf16_full_eval": "give bf16=True, which evaluation computes in too",
     "fsdp, deepspeed, parallelism_config": "leave it out: the plan divides the model, its states "
     "and the rows",
-    "activation_checkpointing": "give plan='data:recompute=yes', or plan='auto'",
+    "gradient_checkpointing, activation_checkpointing": "give plan='data:recompute=yes', or "
+    "plan='auto'",
     "torch_compile, use_liger_kernel": "leave it out: the model is traced, and runs as a graph",
     "neftune_noise_alpha, debug": "leave it out: its hooks would see the rows of one rank",
     "auto_find_batch_size": "give per_device_train_batch_size: plan='auto' takes what fits",
@@ -35,11 +36,13 @@ def refuse(args: Any) -> None:
     """ValueError with all arguments that are refused, each with its remedy."""
     faults = []
     for keys, remedy in REFUSED.items():
+        names = []
         for key in keys.split(", "):
             name, _, wanted = key.partition("=")
             value = attrgetter(name)(args)
             text = str(getattr(value, "value", value))
             if re.fullmatch(wanted, text) if wanted else value:
-                faults.append(f"{name}{f'={text}' if wanted else ''} ({remedy})")
+                names.append(f"{name}{f'={text}' if wanted else ''}")
+        faults += [f"{', '.join(names)} ({remedy})"] if names else []
     if faults:
         raise ValueError(f"TrainingArguments that cannot be honoured: {'; '.join(faults)}")

@@ -138,6 +138,7 @@ class TransformersTrainer(transformers.Trainer):
             own = None
         count = getattr(self.model, "num_parameters", None)  # of transformers' models
         self._entries = 0 if count is None else count(exclude_embeddings=True)
+        self._set_signature_columns_if_needed()  # of the user's `forward`
         example = self._prepare_inputs(self._example(train_dataloader))
         self._look_at_loss(example)
         trainer = prepare(
@@ -220,6 +221,11 @@ class TransformersTrainer(transformers.Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Any:
         return self.synchromesh.clip(math.inf) if grad_norm is None else grad_norm
+
+    def _maybe_log_save_evaluate(self, *args: Any, **named: Any) -> None:
+        """As that of transformers; losses are of all ranks already, and need no gathering."""
+        with patch.object(transformers.trainer, "nested_gather", lambda loss, *_: loss):
+            super()._maybe_log_save_evaluate(*args, **named)
 
     # Evaluation and folders
 

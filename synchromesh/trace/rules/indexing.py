@@ -38,10 +38,18 @@ def embedding(op: Operator) -> Iterator[OpSpec]:
             yield op.spec({"indices": s}, s)
 
 
+def require_within(indices: Tensor, count: int, what: str) -> None:
+    """RuntimeError where an index is none of 0 to count - 1, as of the whole operator: a rank has
+    no row for those of other ranks either."""
+    inside = ((indices >= 0) & (indices < count)).all()
+    torch._assert_async(inside, f"{what} outside of 0 to {count - 1} is in this batch")
+
+
 def embedding_of_part(
     axis: TensorAxis, weight: Tensor, indices: Tensor, padding: int, words: int
 ) -> Tensor:
     """Rows of this rank's part of a table, zeros for others'. padding: a row without gradient."""
+    require_within(indices, words, "an index of an embedding")
     start, stop = shard(0).share(words, axis.size, axis.index)
     local = indices - start
     elsewhere = (indices < start) | (indices >= stop)
@@ -105,6 +113,7 @@ def embedding_bag_of_part(axis: TensorAxis, weight: Tensor, words: int, **given:
     the bag, whose gradient it gets."""
     bags = Bags(**given)
     indices, offsets = bags.indices, bags.offsets
+    require_within(indices, words, "an index of an embedding bag")
     start, stop = shard(0).share(words, axis.size, axis.index)
     counted = torch.ones_like(indices, dtype=torch.bool)  # of an entry, and no padding
     if bags.padding_idx is not None and bags.padding_idx >= 0:

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from synchromesh.values.placement import REPLICATED, shard
 
+from .indexing import require_within
 from .operator import Emit, Operator, OpSpec, P, TensorAxis, all_reduces
 from .reduce import mean_of_part
 
@@ -58,6 +59,8 @@ def cross_entropy_of_part(
     """Cross-entropy where `logits` are this rank's part of the classes and `target` is replicated.
     loss = log sum exp(l) - (1 - s) l[target] - s mean(l), with the sums over the classes of all
     ranks, of which every rank has one at least."""
+    ignored = target == ignore_index
+    require_within(target.masked_fill(ignored, 0), classes, "a target of a cross-entropy")
     dim = 1 if logits.dim() > 1 else 0
     start, stop = shard(0).share(classes, axis.size, axis.index)
     top = axis.maximum(logits.detach().amax(dim))
@@ -72,7 +75,6 @@ def cross_entropy_of_part(
     each: Tensor = total[0].log() - (1 - smoothing) * total[1]
     if smoothing:
         each = each - smoothing / classes * total[2]
-    ignored = target == ignore_index
     each = each.masked_fill(ignored, 0)
     if reduction == AtenReduction.MEAN:
         each = each.sum() / (~ignored).sum()

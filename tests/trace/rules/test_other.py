@@ -1,10 +1,15 @@
 """Elementwise operators, norms, convolutions, embeddings, reductions, losses: every choice
 against the whole."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from synchromesh.trace.rules.indexing import embedding_bag_of_part, embedding_of_part
+from synchromesh.trace.rules.loss import cross_entropy_of_part
 from tests.rule_law import check
+from tests.threads import ThreadAxis, ThreadGroup, spin
 
 aten = torch.ops.aten
 
@@ -335,3 +340,27 @@ def test_an_operator_without_rule_stays_whole() -> None:
         m=2,
     )
     assert len(found) == 2 and all("S(" not in x for x in found)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_an_index_that_is_nobodys_is_refused_by_every_rank(wrong: int) -> None:
+    """As by the whole operator; no rank takes it for one of another's."""
+    table, where = t(5, 3), torch.tensor([2, wrong])
+    within = "outside of 0 to 9"
+
+    def told(group: ThreadGroup) -> list[str]:
+        axis, offsets = ThreadAxis(group), torch.tensor([0])
+        calls: list[Callable[[], torch.Tensor]] = [
+            lambda: embedding_of_part(axis, table, where, -1, 10),
+            lambda: embedding_bag_of_part(axis, table, 10, indices=where, offsets=offsets),
+            lambda: cross_entropy_of_part(axis, t(2, 5), where, 1, -100, 0.0, 10),
+        ]
+        sentences = []
+        for call in calls:
+            with pytest.raises(RuntimeError) as error:
+                call()
+            sentences.append(str(error.value))
+        return sentences
+
+    for sentences in spin(2, told):
+        assert all(within in sentence for sentence in sentences), sentences
