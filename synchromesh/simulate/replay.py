@@ -95,17 +95,19 @@ class Replay:
                 np.maximum(clock, self._arrival(transfer, group), out=clock)
 
     def _arrival(self, transfer: Transfer, group: int) -> Floats:
-        came = self._came[id(transfer)]
-        took = transfer.end - transfer.begin
-        own = came[group]
+        """When it is there, at each device of the group."""
+        came, devices = self._came[id(transfer)], self._clocks[group].shape[1]
+        all_meet = isinstance(transfer.lane, Pattern)
+        when = came[group]
         if isinstance(transfer.lane, Pattern):
-            met = _met(own, transfer.lane)
-            others = [
-                clocks.max(axis=1, keepdims=True) for g, clocks in came.items() if g != group
-            ]
-            return np.maximum.reduce([met, *others]) + took
-        others = [_of_rows(clocks, own.shape[1]) for g, clocks in came.items() if g != group]
-        return np.maximum.reduce([own, *others]) + took
+            when = _met(when, transfer.lane)
+        for other, clocks in came.items():
+            if other != group:
+                there = (
+                    clocks.max(axis=1, keepdims=True) if all_meet else _of_rows(clocks, devices)
+                )
+                when = np.maximum(when, there)
+        return when + (transfer.end - transfer.begin)
 
 
 def _met(clocks: Floats, pattern: Pattern) -> Floats:
@@ -113,9 +115,10 @@ def _met(clocks: Floats, pattern: Pattern) -> Floats:
     draws, devices = clocks.shape
     block = pattern.size * pattern.stride
     if devices % block:
-        return clocks.max(axis=1, keepdims=True)
+        last: Floats = clocks.max(axis=1, keepdims=True)
+        return last
     shaped = clocks.reshape(draws, devices // block, pattern.size, pattern.stride)
-    last: Floats = np.repeat(shaped.max(axis=2, keepdims=True), pattern.size, axis=2)
+    last = np.repeat(shaped.max(axis=2, keepdims=True), pattern.size, axis=2)
     return last.reshape(clocks.shape)
 
 

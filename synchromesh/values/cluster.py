@@ -174,6 +174,29 @@ class Cluster(document.Document):
         link = self.inside if a == b else self.network
         return link and replace(link, a=min(a, b), b=max(a, b))
 
+    def resized(self, devices: int) -> "Cluster":
+        """The same with so many devices: the first ones, or more hosts like the last. ValueError
+        where the levels of its network, or its hosts, cannot have that many."""
+        if devices == len(self.ranks):
+            return self
+        if not 0 < devices <= MOST_DEVICES:
+            raise ValueError(f"{self.name}: {devices} devices are none of 1 to {MOST_DEVICES:,}")
+        each = self.hosts[-1].devices
+        hosts, left = [], devices
+        for number in range(-(-devices // min(len(h.devices) for h in self.hosts))):
+            known = number < len(self.hosts)
+            host = self.hosts[number] if known else Host(f"{self.name}.{number}", each)
+            hosts += [Host(host.name, host.devices[:left])] if left > 0 else []
+            left -= len(host.devices)
+        levels, units = [], devices
+        for level in self.topology:
+            size = min(level.size, units) if level is not self.topology[-1] else units
+            levels.append(replace(level, size=size))
+            units = -(-units // size)
+        names = {host.name for host in hosts}
+        links = tuple(x for x in self.links if {x.a, x.b} <= names)
+        return replace(self, hosts=tuple(hosts), links=links, topology=tuple(levels))
+
     def __str__(self) -> str:
         band = f", +-{self.error_band:.0%}" if self.error_band else ""
         source = f", {self.source}{band}" if self.source != "measured" or band else ""
