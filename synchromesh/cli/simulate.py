@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     with ranks.uncollected(), working() as say:
         from synchromesh.planning import simulation
         from synchromesh.planning.offline import cluster_of
-        from synchromesh.simulate.replay import Weather
+        from synchromesh.simulate.replay import Variation
         from synchromesh.simulate.step import trace_events
         from synchromesh.workloads.stand_in import stand_in
 
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
             stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
             workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
             headroom=args.headroom, autocast=options.precision(args.bf16), carry=workload.carry,
-            weather=Weather(args.jitter, dict(args.slow), args.seed), devices=args.devices,
+            variation=Variation(args.jitter, dict(args.slow), args.seed), devices=args.devices,
             scaling=args.scaling, failures=_failures(args), price=options.price(args), say=say,
         )  # fmt: skip
     if args.trace and (step := made.plans[0].step):

@@ -28,7 +28,7 @@ from synchromesh.simulate.failures import (
     best_interval,
     failures_a_second,
 )
-from synchromesh.simulate.replay import Weather
+from synchromesh.simulate.replay import Variation
 from synchromesh.simulate.simulated import Failing, Scale, Simulated, SimulatedPlan
 from synchromesh.simulate.step import SimulatedStep, simulated
 from synchromesh.trace.capture.batch import know_encodings, row_count
@@ -62,12 +62,12 @@ def simulate(
     plans: Sequence[Plan | str] = ("auto",), workload: str = "",
     optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, memory: float | None = None,
     headroom: str | None = None, autocast: torch.dtype | None = None, carry: Start | None = None,
-    weather: Weather | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
+    variation: Variation | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
     failures: Failures | None = None, price: HourlyPrice | None = None, say: Say = silent,
 ) -> Simulated:  # fmt: skip
     """What `plans` do on `cluster`, walked from event to event; no device is needed.
 
-    example_batch: a global batch. weather: how devices differ. devices, scaling: also on so many
+    example_batch: a global batch. variation: how devices differ. devices, scaling: also on so many
     devices of the same kind, with the same rows (`strong`) or the same rows on each (`weak`).
     failures: days of training with hosts that fail. price: of a step. The rest as of `sm.plan`.
     ValueError for a cluster or a plan that does not fit the other."""
@@ -84,13 +84,13 @@ def simulate(
             f"the model cannot be traced, so nothing of a step is known: {step.reason}"
         )
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    weather = weather or Weather()
-    if unknown := sorted(r for r in weather.speeds if not 0 <= r < len(place.ranks)):
+    variation = variation or Variation()
+    if unknown := sorted(r for r in variation.speeds if not 0 <= r < len(place.ranks)):
         raise ValueError(
             f"there is no device {unknown[0]}: {place.name} has 0 to {len(place.ranks) - 1}"
         )
     known = _Known(step, model, made, memory, headroom, say)
-    walked = [_walked(known.on(place, rows), parsed(p), rows, weather) for p in plans]
+    walked = [_walked(known.on(place, rows), parsed(p), rows, variation) for p in plans]
     if price is not None:
         walked = [replace(p, dollars=_dollars(p, price, len(place.ranks))) for p in walked]
     if failures is not None:
@@ -134,13 +134,15 @@ def _chosen(session: PlanningSession, plan: Plan) -> tuple[Candidate, Profile | 
     return choice.chosen, choice.profile
 
 
-def _walked(session: PlanningSession, plan: Plan, rows: int, weather: Weather) -> SimulatedPlan:
+def _walked(
+    session: PlanningSession, plan: Plan, rows: int, variation: Variation
+) -> SimulatedPlan:
     chosen, profile = _chosen(session, plan)
     if chosen.time is None or profile is None:
         return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
     planned = planned_step(session.partitions, chosen.plan)
     made = recorded(planned, profile, chosen.time.pieces)
-    step: SimulatedStep = simulated(planned, made, weather)
+    step: SimulatedStep = simulated(planned, made, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
 

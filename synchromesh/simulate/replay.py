@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Weather:
+class Variation:
     """How devices differ. jitter: standard deviation of the seconds of an action, as a share of
     them. speeds: of a rank, as a share of what it was predicted with; 1 for those left out."""
 
@@ -40,13 +40,13 @@ class Replay:
     """ranks: of each device group. draws: how many steps."""
 
     def __init__(
-        self, recorded: Recorded, ranks: Sequence[Sequence[int]], weather: Weather, draws: int
+        self, recorded: Recorded, ranks: Sequence[Sequence[int]], variation: Variation, draws: int
     ) -> None:
-        self.recorded, self.weather = recorded, weather
-        self._draw = np.random.default_rng(weather.seed)
-        self._clocks = [np.zeros((draws, len(its))) for its in ranks]
+        self.recorded, self.variation = recorded, variation
+        self._draw = np.random.default_rng(variation.seed)
+        self.clocks = [np.zeros((draws, len(its))) for its in ranks]
         self._slow = [
-            np.array([1.0 / weather.speeds.get(rank, 1.0) for rank in its]) for its in ranks
+            np.array([1.0 / variation.speeds.get(rank, 1.0) for rank in its]) for its in ranks
         ]
         self._came: dict[int, dict[int, Floats]] = {}  # by transfer: each group's clocks
         self._parties: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Replay:
         updates = self.recorded.updates
         ends = [
             (clock + update * self._factors(group, clock.shape)).max(axis=1)
-            for group, (clock, update) in enumerate(zip(self._clocks, updates, strict=True))
+            for group, (clock, update) in enumerate(zip(self.clocks, updates, strict=True))
         ]
         rest = time.seconds - time.forward - time.backward - time.update
         last: Floats = np.max(ends, axis=0) + rest
@@ -76,14 +76,14 @@ class Replay:
 
     def _factors(self, group: int, shape: tuple[int, ...]) -> Floats:
         drawn = np.ones(shape)
-        if self.weather.jitter:
-            drawn += self.weather.jitter * self._draw.standard_normal(shape)
+        if self.variation.jitter:
+            drawn += self.variation.jitter * self._draw.standard_normal(shape)
         factors: Floats = np.maximum(drawn, 0.0) * self._slow[group]
         return factors
 
     def _walk(self, group: int, spans: Sequence[Span]) -> Iterator[str]:
         """Pauses where a transfer has not begun."""
-        clock = self._clocks[group]
+        clock = self.clocks[group]
         for span in spans:
             if span.what == "compute":
                 clock += (span.end - span.begin) * self._factors(group, clock.shape)
@@ -96,7 +96,7 @@ class Replay:
 
     def _arrival(self, transfer: Transfer, group: int) -> Floats:
         """When it is there, at each device of the group."""
-        came, devices = self._came[id(transfer)], self._clocks[group].shape[1]
+        came, devices = self._came[id(transfer)], self.clocks[group].shape[1]
         all_meet = isinstance(transfer.lane, Pattern)
         when = came[group]
         if isinstance(transfer.lane, Pattern):

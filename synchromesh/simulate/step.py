@@ -19,7 +19,7 @@ import numpy as np
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded
 from synchromesh.cost.timeline import Span
-from synchromesh.simulate.replay import Floats, Replay, Weather
+from synchromesh.simulate.replay import Floats, Replay, Variation
 
 QUANTILES = (0.05, 0.5, 0.95)
 DRAWS = 100  # steps of which quantiles are taken
@@ -48,11 +48,11 @@ class SimulatedStep:
         return {name: seconds / total if total else 0.0 for name, seconds in self.parts.items()}
 
 
-def simulated(planned: PlannedStep, made: Recorded, weather: Weather) -> SimulatedStep:
+def simulated(planned: PlannedStep, made: Recorded, variation: Variation) -> SimulatedStep:
     """The recorded step on devices that differ; where they do not, one draw says it."""
     ranks = [[planned.ranks[p] for p in its] for its in planned.positions]
-    draws = DRAWS if weather.jitter else 1
-    drawn = Replay(made, ranks, weather, draws).seconds()
+    draws = DRAWS if variation.jitter else 1
+    drawn = Replay(made, ranks, variation, draws).seconds()
     time = made.time
     ends = [
         spans[-1].end + update if spans else update
