@@ -28,7 +28,7 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     walked,
 )
-from synchromesh.cost.timeline import Span, Spans, Timeline, Timelines
+from synchromesh.cost.timeline import RecordedSpan, Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.layout import Layout
@@ -62,7 +62,7 @@ class StepTime:
 class Recorded:
     """What each device group does in a step, in order, and the seconds of its optimizer."""
 
-    groups: tuple[tuple[Span, ...], ...]
+    groups: tuple[tuple[RecordedSpan, ...], ...]
     updates: tuple[float, ...]
     time: StepTime
 
@@ -79,7 +79,7 @@ def recorded(planned: PlannedStep, profile: Profile, pieces: int = 1) -> Recorde
 
 
 def _walk(
-    planned: PlannedStep, profile: Profile, pieces: int, record: list[list[Span]] | None
+    planned: PlannedStep, profile: Profile, pieces: int, record: list[list[RecordedSpan]] | None
 ) -> Recorded:
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)

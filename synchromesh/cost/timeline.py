@@ -48,7 +48,7 @@ Way = Literal["in", "out", "both"]
 
 
 @dataclass(eq=False)
-class Transfer:
+class RecordedTransfer:
     """A collective or message of a record: from when all had come to it until it had arrived.
     lane: its group (`Pattern`), or the message."""
 
@@ -58,14 +58,14 @@ class Transfer:
     end: float = 0.0
 
 
-class Span(NamedTuple):
+class RecordedSpan(NamedTuple):
     """Something that a group did. what: it computed, came to a transfer, waited for transfers.
     of: a component's place and its action."""
 
     what: Literal["compute", "come", "wait"]
     begin: float
     end: float
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[RecordedTransfer, ...] = ()
     of: object = None
 
 
@@ -81,7 +81,7 @@ class Flight:
     lane: object
     way: Way = "both"
     pair: object = None
-    transfer: Transfer | None = None
+    transfer: RecordedTransfer | None = None
 
 
 @dataclass
@@ -99,8 +99,10 @@ class Timeline:
     credit: float = 0.0  # seconds of work that go at the burst's speed
     under_way: dict[object, Flight] = field(default_factory=dict)
     joining: list[Callable[[], None]] = field(default_factory=list)
-    record: list[Span] | None = None
-    _known: dict[object, Transfer] = field(default_factory=dict)  # the last one of each key
+    record: list[RecordedSpan] | None = None
+    _known: dict[object, RecordedTransfer] = field(
+        default_factory=dict
+    )  # the last one of each key
 
     @property
     def capacity(self) -> float:
@@ -130,22 +132,22 @@ class Timeline:
             left -= took * speed
             self._pass(took, capacity - speed, computing=True)
         if self.record is not None and self.clock > begin:
-            self.record.append(Span("compute", begin, self.clock, (), of))
+            self.record.append(RecordedSpan("compute", begin, self.clock, (), of))
 
-    def come(self, key: object, transfer: Transfer) -> None:
+    def come(self, key: object, transfer: RecordedTransfer) -> None:
         """What is done next comes after this group has come to `transfer`."""
         if self.record is not None:
             self._known[key] = transfer
-            self.record.append(Span("come", self.clock, self.clock, (transfer,)))
+            self.record.append(RecordedSpan("come", self.clock, self.clock, (transfer,)))
 
     def depart(
         self, key: object, kind: str, seconds: float, lane: object = None, way: Way = "both",
-        pair: object = None, transfer: Transfer | None = None,
+        pair: object = None, transfer: RecordedTransfer | None = None,
     ) -> None:  # fmt: skip
         """A collective of `kind` that takes `seconds` alone begins. lane: its group; none: one
         that no other has. way, pair, transfer: of one that several groups have come to."""
         if transfer is None and self.record is not None and seconds > 0.0:
-            transfer = Transfer(kind, lane, self.clock, self.clock)
+            transfer = RecordedTransfer(kind, lane, self.clock, self.clock)
             self.come(key, transfer)
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
@@ -164,7 +166,7 @@ class Timeline:
             self._pass(took, self.spare, computing=False)
         if self.record is not None:
             known = tuple(self._known[key] for key in keys if key in self._known)
-            self.record.append(Span("wait", begin, self.clock, known))
+            self.record.append(RecordedSpan("wait", begin, self.clock, known))
 
     def arrive(self, key: object) -> Spans:
         """Waits for a collective that began."""
@@ -219,7 +221,7 @@ class Timeline:
 class Departure:
     """What begins when so many groups have come to it. came: by group, which way it goes there."""
 
-    transfer: Transfer
+    transfer: RecordedTransfer
     came: dict[int, Way] = field(default_factory=dict)
     begun: bool = False
 
@@ -241,7 +243,7 @@ class Timelines:
         lane: object = None, way: Way = "both", pair: object = None,
     ) -> None:  # fmt: skip
         """A group comes to `key`. With the last of the parties it departs, from each of them."""
-        departure = self._departures.setdefault(key, Departure(Transfer(kind, lane)))
+        departure = self._departures.setdefault(key, Departure(RecordedTransfer(kind, lane)))
         departure.came[group] = way
         self.lines[group].come(key, departure.transfer)
         if len(departure.came) < parties:

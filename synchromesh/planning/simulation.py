@@ -85,10 +85,7 @@ def simulate(
         )
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
     variation = variation or Variation()
-    if unknown := sorted(r for r in variation.speeds if not 0 <= r < len(place.ranks)):
-        raise ValueError(
-            f"there is no device {unknown[0]}: {place.name} has 0 to {len(place.ranks) - 1}"
-        )
+    variation.check(place)
     known = _Known(step, model, made, memory, headroom, say)
     walked = [_walked(known.on(place, rows), parsed(p), rows, variation) for p in plans]
     if price is not None:

@@ -17,8 +17,9 @@ and given by a market (`Presence`)."""
 
 import csv
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, expm1, inf, isfinite
 from pathlib import Path
 from typing import Literal, get_args
@@ -94,26 +95,29 @@ class Presence:
             raise ValueError(f"{path} cannot be read as a record of instances: {error}") from error
         if not rows or [x.strip() for x in rows[0]] != ["seconds", "instances"]:
             raise ValueError(f"{path}: line 1 should read `seconds,instances`")
-        seconds: list[float] = []
-        counts: list[int] = []
-        for number, row in enumerate(rows[1:], 2):
-            try:
-                when, count = float(row[0]), int(row[1])
-            except (ValueError, IndexError):
-                raise ValueError(f"{path}: line {number} is no `seconds,instances`") from None
-            if not (when >= max([0.0, *seconds[-1:]]) and isfinite(when) and count >= 0):
-                raise ValueError(
-                    f"{path}: line {number}: seconds ascend from 0, and instances are 0 or more"
-                )
-            seconds.append(when)
-            counts.append(count)
-        if not seconds:
+        if len(rows) == 1:
             raise ValueError(f"{path}: line 2: there is nothing behind the heading")
-        return cls(tuple(seconds), tuple(counts))
+        read = [_instances(row, f"{path}: line {n}") for n, row in enumerate(rows[1:], 2)]
+        for number, (before, after) in enumerate(pairwise([(0.0, 0), *read]), 2):
+            if after[0] < before[0]:
+                raise ValueError(f"{path}: line {number}: seconds ascend from 0")
+        return cls(*map(tuple, zip(*read, strict=True)))
+
+
+def _instances(row: Sequence[str], at: str) -> tuple[float, int]:
+    """Of a line of a record."""
+    try:
+        when, count = row
+        found = float(when), int(count)
+    except ValueError:
+        found = -1.0, -1
+    if not isfinite(found[0]) or min(found) < 0:
+        raise ValueError(f"{at} should be `seconds,instances`, both from 0")
+    return found
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FailureOutcome:
     """Seconds of a training, and what they went into; how often it began anew."""
 
     seconds: float
@@ -180,7 +184,7 @@ class Training:
             return 0
         return used if used and self.share(used) > 0.0 else 0
 
-    def run(self, seconds: float, seed: int) -> Outcome:
+    def run(self, seconds: float, seed: int) -> FailureOutcome:
         """What comes of so many seconds. Same seed, same numbers."""
         return _Walk(self, seconds, np.random.default_rng(seed)).outcome()
 
@@ -201,7 +205,7 @@ class _Walk:
         self._changes = zip(record.seconds, record.counts, strict=True) if record else iter(())
         self._change = next(self._changes, (inf, 0))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FailureOutcome:
         recovery = self.training.recovery
         while self.now < self.end:
             usable = self.training.usable(self._present)
@@ -224,7 +228,7 @@ class _Walk:
                 if recovery.kind != "restart" and not self.training.presence:
                     self._present -= 1
                     heapq.heappush(self._returns, self.now + recovery.repair)
-        return Outcome(
+        return FailureOutcome(
             self.end, self.useful + self._unsaved, self.lost, self.writing, self.down,
             self.waiting, self.restarts,
         )  # fmt: skip

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synchromesh.cost.step_time import Recorded
-from synchromesh.cost.timeline import Span, Transfer
+from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
+from synchromesh.values.cluster import Cluster
 from synchromesh.values.profile import Pattern
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,12 @@ class Variation:
     jitter: float = 0.0
     speeds: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
+
+    def check(self, cluster: Cluster) -> None:
+        """ValueError for speeds of devices that it does not have."""
+        most = len(cluster.ranks) - 1
+        if unknown := sorted(rank for rank in self.speeds if not 0 <= rank <= most):
+            raise ValueError(f"there is no device {unknown[0]}: {cluster.name} has 0 to {most}")
 
 
 class Replay:
@@ -81,7 +88,7 @@ class Replay:
         factors: Floats = np.maximum(drawn, 0.0) * self._slow[group]
         return factors
 
-    def _walk(self, group: int, spans: Sequence[Span]) -> Iterator[str]:
+    def _walk(self, group: int, spans: Sequence[RecordedSpan]) -> Iterator[str]:
         """Pauses where a transfer has not begun."""
         clock = self.clocks[group]
         for span in spans:
@@ -94,7 +101,7 @@ class Replay:
                     yield "waits"
                 np.maximum(clock, self._arrival(transfer, group), out=clock)
 
-    def _arrival(self, transfer: Transfer, group: int) -> Floats:
+    def _arrival(self, transfer: RecordedTransfer, group: int) -> Floats:
         """When it is there, at each device of the group."""
         came, devices = self._came[id(transfer)], self.clocks[group].shape[1]
         all_meet = isinstance(transfer.lane, Pattern)

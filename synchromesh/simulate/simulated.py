@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from synchromesh.simulate.failures import Outcome
+from synchromesh.simulate.failures import FailureOutcome
 from synchromesh.simulate.step import SimulatedStep
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
@@ -19,7 +19,7 @@ class Failing:
     mean_between: float  # seconds
     interval: float
     best_interval: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FailureOutcome, ...]
 
     @property
     def useful_share(self) -> float:

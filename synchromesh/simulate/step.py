@@ -18,7 +18,7 @@ import numpy as np
 
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded
-from synchromesh.cost.timeline import Span
+from synchromesh.cost.timeline import RecordedSpan
 from synchromesh.simulate.replay import Floats, Replay, Variation
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -73,7 +73,7 @@ def simulated(planned: PlannedStep, made: Recorded, variation: Variation) -> Sim
     return SimulatedStep(made, drawn, parts)
 
 
-def _moving(wait: Span) -> float:
+def _moving(wait: RecordedSpan) -> float:
     """Seconds of a wait in which something of what it waits for is under way."""
     covered, until = 0.0, wait.begin
     for transfer in sorted(wait.transfers, key=lambda t: t.begin):

@@ -115,21 +115,17 @@ class Cluster(document.Document):
     def _topology_faults(self) -> Iterator[str]:
         if not self.topology:
             return
-        each = {len(host.devices) for host in self.hosts}
-        product = prod(level.size for level in self.topology)
-        if len(self.topology) < 2 or not all(level.link for level in self.topology[:2]):
+        first, *above = self.topology
+        if not above or None in (first.link, above[0].link):
             yield "its first two levels are hosts and what joins them, each with a link"
-        if each != {self.topology[0].size}:
-            counts = " or ".join(map(str, sorted(each)))
-            yield f"{self.topology[0].size} devices a host, but the hosts have {counts}"
+        each = sorted({len(host.devices) for host in self.hosts} - {first.size})
+        if each:
+            yield f"{first.size} devices a host, but hosts have {' or '.join(map(str, each))}"
+        product = prod(level.size for level in self.topology)
         if product != len(self.ranks):
             sizes = " x ".join(str(level.size) for level in self.topology)
             yield f"{sizes} are {product} devices, but the hosts have {len(self.ranks)}"
-        given = [end for end in ("inside", "network") if getattr(self, end) is not None]
-        if self.links or any(
-            getattr(self, end) != level.link
-            for end, level in zip(given, self.topology, strict=False)
-        ):
+        if self.links or {self.inside, self.network} - {None, first.link, above[0].link}:
             yield "says what `inside`, `network` and `links` say: leave these out"
 
     @cached_property

@@ -10,7 +10,7 @@ import pytest
 from synchromesh.simulate.failures import (
     DAY,
     Checkpoints,
-    Outcome,
+    FailureOutcome,
     Presence,
     Recovery,
     Training,
@@ -23,7 +23,7 @@ from tests.published import published
 MONTH = 30 * DAY
 
 
-def shares(training: Training, seeds: int = 100, seconds: float = MONTH) -> list[Outcome]:
+def shares(training: Training, seeds: int = 100, seconds: float = MONTH) -> list[FailureOutcome]:
     outcomes = [training.run(seconds, seed) for seed in range(seeds)]
     for o in outcomes:
         parts = o.lost + o.writing + o.down + o.waiting
@@ -156,10 +156,10 @@ def test_a_published_record_is_read() -> None:
     [
         ("", "line 1 should read `seconds,instances`"),
         ("seconds,instances\n", "line 2: there is nothing"),
-        ("seconds,instances\n0,4\n5,x\n", "line 3 is no `seconds,instances`"),
+        ("seconds,instances\n0,4\n5,x\n", "line 3 should be `seconds,instances`"),
         ("seconds,instances\n5,4\n0,4\n", "line 3: seconds ascend"),
-        ("seconds,instances\n0,-4\n", "line 2: seconds ascend from 0, and instances"),
-        ("seconds,instances\nnan,4\n", "line 2: seconds ascend"),
+        ("seconds,instances\n0,-4\n", "line 2 should be"),
+        ("seconds,instances\nnan,4\n", "line 2 should be `seconds,instances`, both from 0"),
     ],
 )
 def test_a_record_that_is_none_is_refused(text: str, fault: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from synchromesh import catalogue
 from synchromesh.cost.step_time import Recorded, StepTime, recorded
-from synchromesh.cost.timeline import Span, Transfer
+from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
@@ -82,10 +82,10 @@ def test_equal_devices_take_what_was_recorded(seed: int) -> None:
 
 def waiting_for_all(devices: int, count: int = 1) -> Recorded:
     """One computation of a second and its collective over all devices."""
-    whole = Transfer("all_reduce", Pattern(devices), float(count), float(count))
-    spans = [Span("compute", float(i), float(i + 1)) for i in range(count)]
+    whole = RecordedTransfer("all_reduce", Pattern(devices), float(count), float(count))
+    spans = [RecordedSpan("compute", float(i), float(i + 1)) for i in range(count)]
     end = float(count)
-    spans += [Span("come", end, end, (whole,)), Span("wait", end, end, (whole,))]
+    spans += [RecordedSpan("come", end, end, (whole,)), RecordedSpan("wait", end, end, (whole,))]
     return Recorded((tuple(spans),), (0.0,), StepTime(end, end, 0.0, 0.0, end, 0.0, 1))
 
 
@@ -105,9 +105,12 @@ def test_a_slow_device_holds_up_those_that_meet_it() -> None:
     slow = Variation(speeds={5: 0.5})
     assert Replay(waiting_for_all(8), [range(8)], slow, 1).seconds() == pytest.approx([2.0])
     assert Replay(waiting_for_all(8), [range(8, 16)], slow, 1).seconds() == pytest.approx([1.0])
-    pairs = Transfer("all_reduce", Pattern(2, 4), 1.0, 1.5)
-    came, waits = Span("come", 1.0, 1.0, (pairs,)), Span("wait", 1.0, 1.5, (pairs,))
-    spans = (Span("compute", 0.0, 1.0), came, waits)
+    pairs = RecordedTransfer("all_reduce", Pattern(2, 4), 1.0, 1.5)
+    came, waits = (
+        RecordedSpan("come", 1.0, 1.0, (pairs,)),
+        RecordedSpan("wait", 1.0, 1.5, (pairs,)),
+    )
+    spans = (RecordedSpan("compute", 0.0, 1.0), came, waits)
     made = Recorded((spans,), (0.0,), StepTime(1.5, 1.5, 0.0, 0.0, 1.0, 0.5, 1))
     replay = Replay(made, [range(8)], slow, 1)
     assert replay.seconds() == pytest.approx([2.5])

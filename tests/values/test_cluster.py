@@ -126,7 +126,7 @@ def test_levels_of_a_network() -> None:
     ("old", "new", "message"),
     [
         ("size: 1}", "size: 2}", "2 x 2 x 2 are 8 devices, but the hosts have 4"),
-        ("host, size: 2", "host, size: 4", "4 devices a host, but the hosts have 2"),
+        ("host, size: 2", "host, size: 4", "4 devices a host, but hosts have 2"),
         ("oversubscription: 4", "oversubscription: 0.5", r"\[1\]\.oversubscription: .*at least"),
         ("oversubscription: 4", "oversubscription: .inf", "should be a finite number"),
         (", lanes: 2}", "}, speed: 3", r"topology\[1\]: .*speed"),
