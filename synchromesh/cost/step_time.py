@@ -70,24 +70,20 @@ class Recorded:
 def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many pieces take turns on the only stage.
     Unmeasured: by its name."""
-    return _walk(planned, profile, pieces, None).time
+    return _walk(planned, profile, pieces, False).time
 
 
 def recorded(planned: PlannedStep, profile: Profile, pieces: int = 1) -> Recorded:
     """The same step, with what goes on in it."""
-    return _walk(planned, profile, pieces, [])
+    return _walk(planned, profile, pieces, True)
 
 
-def _walk(
-    planned: PlannedStep, profile: Profile, pieces: int, record: list[list[RecordedSpan]] | None
-) -> Recorded:
+def _walk(planned: PlannedStep, profile: Profile, pieces: int, record: bool) -> Recorded:
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
-    if record is not None:
-        record += [[] for _ in lists]
-        for line, its in zip(lines, record, strict=True):
-            line.record = its
+    for line in lines if record else ():
+        line.record = []
     timelines = Timelines(lines)
     gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
     sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
@@ -104,7 +100,7 @@ def _walk(
     time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited, pieces
     )
-    return Recorded(tuple(map(tuple, record or ())), tuple(updates), time)
+    return Recorded(tuple(tuple(line.record or ()) for line in lines), tuple(updates), time)
 
 
 def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:

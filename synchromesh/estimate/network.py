@@ -112,25 +112,25 @@ def curves(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
     What counts is the group that takes longest. Ranks are placed host after host."""
-    of_kind: dict[tuple[str, Pattern], Curve] = {}
     there = range(len(cluster.ranks)) if ranks is None else ranks
-    for kind, pattern in dict.fromkeys(wanted):
-        rounds: Iterable[Sequence[tuple[int, ...]]] = [
-            [g for g in pattern.groups(len(there)) if len(g) == pattern.size]
-        ]
-        if kind in MESSAGES:
-            rounds = pattern.pairs(len(there))
+
+    def curve(kind: CollectiveKind, pattern: Pattern) -> Curve:
         groups = {
             placed
-            for places in rounds
+            for places in _rounds(kind, pattern, len(there))
             for placed in _placed(cluster, [[there[p] for p in g] for g in places], kind)
         }
-        collective = cast(CollectiveKind, kind)
-        of_kind[kind, pattern] = Curve.of(
-            (size, max((group_seconds(collective, size, g) for g in groups), default=0.0))
-            for size in SIZES
-        )
-    return of_kind
+        most = ((n, max((group_seconds(kind, n, g) for g in groups), default=0.0)) for n in SIZES)
+        return Curve.of(most)
+
+    return {(k, p): curve(cast(CollectiveKind, k), p) for k, p in dict.fromkeys(wanted)}
+
+
+def _rounds(kind: str, pattern: Pattern, devices: int) -> Iterable[Sequence[tuple[int, ...]]]:
+    """The groups of a pattern that talk at once."""
+    if kind in MESSAGES:
+        return pattern.pairs(devices)
+    return [[g for g in pattern.groups(devices) if len(g) == pattern.size]]
 
 
 @dataclass(frozen=True)

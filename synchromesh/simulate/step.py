@@ -53,24 +53,27 @@ def simulated(planned: PlannedStep, made: Recorded, variation: Variation) -> Sim
     ranks = [[planned.ranks[p] for p in its] for its in planned.positions]
     draws = DRAWS if variation.jitter else 1
     drawn = Replay(made, ranks, variation, draws).seconds()
+    return SimulatedStep(made, drawn, _parts(made, float(drawn.mean())))
+
+
+def _parts(made: Recorded, seconds: float) -> dict[str, float]:
+    """What the seconds go into, of the device group that is ready last."""
     time = made.time
     ends = [
-        spans[-1].end + update if spans else update
+        (spans[-1].end if spans else 0.0) + update
         for spans, update in zip(made.groups, made.updates, strict=True)
     ]
     last = made.groups[ends.index(max(ends))]
     waits = [span for span in last if span.what == "wait"]
     traffic = sum(map(_moving, waits))
-    waited = sum(span.end - span.begin for span in waits)
-    parts = {
+    return {
         "compute": sum(span.end - span.begin for span in last if span.what == "compute"),
         "traffic": traffic,
-        "bubble": max(0.0, waited - traffic),
-        "slower": float(drawn.mean()) - time.seconds,
+        "bubble": max(0.0, sum(span.end - span.begin for span in waits) - traffic),
+        "slower": seconds - time.seconds,
         "update": time.update,
         "host": time.seconds - time.forward - time.backward - time.update,
     }
-    return SimulatedStep(made, drawn, parts)
 
 
 def _moving(wait: RecordedSpan) -> float:
