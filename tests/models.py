@@ -9,6 +9,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.trace.capture.outputs import named
 from synchromesh.trace.step import Step
 from tests.traces import remembered
 
@@ -335,4 +336,5 @@ def family(name: str) -> Family:
 def traced(name: str, training: bool = True) -> Step:
     """The step of `family(name)`, traced once for all tests of a process: not to be changed."""
     model, loss, make = family(name)
-    return remembered(name, model, loss, make(5, dtype=torch.float64), training=training)
+    function = loss if training else lambda m, b: named(loss(m, b))  # a metric
+    return remembered(name, model, function, make(5, dtype=torch.float64), training=training)

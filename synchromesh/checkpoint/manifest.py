@@ -67,6 +67,12 @@ class Manifest:
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a checkpoint folder; CheckpointError where it is none of ours."""
         path = folder / NAME
+        if folder.is_file():
+            raise CheckpointError(
+                f"{folder}: is a file, and a checkpoint is a folder that trainer.save writes: "
+                "prepare(..., weights=) begins with a safetensors file, and weights of torch.save "
+                "are loaded into the model before prepare"
+            )
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: there is no such checkpoint folder")
         if not path.is_file() or path.is_symlink():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.programs.model import Model, dtype_name
 from synchromesh.values.optimizer import kind_of, parts_of
 
@@ -77,6 +78,7 @@ class OptimizerState:
     def describe(self) -> dict[str, Any]:
         """All but the tensors that move, as JSON. ValueError for what has no form."""
         names: dict[Tensor, str] = {p: n for n, p in self.model.parameters.items()}
+        refuse_foreign(self.optimizer, names)
         kind = kind_of(self.optimizer)
         groups = [
             {k: plain(v, f"optimizer group: {k}") for k, v in g.items() if k != "params"}

@@ -1,6 +1,5 @@
 """All loaders of a trainer: one for each data set and order, whose places a checkpoint keeps."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from synchromesh.data.padding import Padding
 from synchromesh.data.reading import OwnRows
 from synchromesh.data.torch_loader import TorchLoader
 from synchromesh.engine.groups import World
+from synchromesh.values.caution import caution
 
 LOOKED_AT = 256  # of so many updates one looks whether ranks have equal rows; chosen
 
@@ -137,12 +137,11 @@ class Loaders:
         """The loader goes on at `place`; a warning where that was one in other data."""
         loader.cursor = replace(place, samples=None)
         if place.position and place.samples != loader.samples and not self._world.rank:
-            warnings.warn(
+            caution(
                 f"the run was saved behind sample {place.position} of a data set of "
                 f"{place.samples}, this one has {loader.samples}: it has another order, so in the "
                 f"rest of epoch {place.epoch + 1} samples may come twice or not at all (loaders "
-                "are told apart by the order in which they are asked for)",
-                stacklevel=2,
+                "are told apart by the order in which they are asked for)"
             )
 
 

@@ -16,7 +16,6 @@ epoch begins and is part of the place in it: other ranks, or another plan, go on
 batches. A substream that ends leaves its rows of later batches empty."""
 
 import copy
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from synchromesh.data.reading import (
     SampleError,
 )
 from synchromesh.engine.batches import checksum, count_of
+from synchromesh.values.caution import caution
 
 Agree = Callable[[Any], list[Any]]  # a value of this rank -> those of all, as JSON has them
 
@@ -336,12 +336,11 @@ class StreamSource:
     def _compare(self, digests: set[int]) -> None:
         """Warns where ranks that read one stream begin with different items."""
         if self.blocks == 1 and not self._compared and len(digests) > 1:
-            warnings.warn(
+            caution(
                 "ranks read different items at the same place of the stream, of which each keeps "
                 "its own rows alone: a stream that is divided by rank loses what the others have, "
                 "one that is shuffled needs a common seed (only where items are changed at "
-                "random, nothing is lost)",
-                stacklevel=2,
+                "random, nothing is lost)"
             )
         self._compared = True
 

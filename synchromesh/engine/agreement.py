@@ -16,7 +16,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.control_channel import STEP, start_checked_gather
 from synchromesh.engine.groups import Group
 from synchromesh.engine.optimizer import settings
-from synchromesh.trace.capture.capture import signature
+from synchromesh.trace.capture.capture import VALUE, signature
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 
@@ -51,7 +51,8 @@ def _difference(first: Any, other: Any, rank: int) -> str:
 class Marks:
     """What ranks must have alike to run a step together; fingerprints of it."""
 
-    batch: int = 0  # structure, types and shapes, and the values of what all rows share
+    batch: int = 0  # structure, types and shapes
+    shared: int = 0  # the values of what all rows share
     place: int = 0  # updates done, the plan, and how the step was called
     model: int = 0  # frozen parameters, modes, and values that it reads
     optimizer: int = 0  # its settings
@@ -64,11 +65,14 @@ class Marks:
         data: str,
     ) -> "Marks":  # fmt: skip
         """Of a step as this rank would run it, after so many updates (`steps`)."""
-        shape = signature(batch)
+        tree, kinds = shape = signature(batch)
         shared = [repr(x.tolist()) for x in batches.leaves(batch) if not x.dim()]  # by all rows
+        shared += [value for sort, value, *_ in kinds if sort == VALUE]
+        tensors = [VALUE if kind[0] == VALUE else kind for kind in kinds]
         return cls(
-            batches.fingerprint((shape, shared)), batches.fingerprint((steps, call)),
-            batches.fingerprint(model), batches.fingerprint(repr(settings(optimizer))), data,
+            batches.fingerprint((tree, tensors)), batches.fingerprint(repr(shared)),
+            batches.fingerprint((steps, call)), batches.fingerprint(model),
+            batches.fingerprint(repr(settings(optimizer))), data,
             hash((shape, model, call)),
         )  # fmt: skip
 
@@ -81,9 +85,12 @@ DIFFERENCES = {  # by the name of the mark
     "batch": (
         "have a batch of another structure or shape than rank {0}: shapes may depend on the "
         "number of rows only, so pad sequences to the same length on all ranks (trainer.loader's "
-        "pad= does); what all rows "
-        "share (0-d tensors, numbers, texts) must be the same too, so leave out what rows have "
-        "beside tensors (names, ids)"
+        "pad= does)"
+    ),
+    "shared": (
+        "have other values than rank {0} of what all rows share (0-d tensors, numbers, texts): "
+        "seed the generators that they are drawn from alike on all ranks, and leave out what rows "
+        "have beside tensors (names, ids)"
     ),
     "place": (
         "are at another step than rank {0}: every rank does the same number of steps, under the "
@@ -124,7 +131,8 @@ class RankReport:
     checksum: int  # of the batch, where ranks work on the same rows or may do so by mistake
     outdated: bool  # its model is another than was traced
     data: int  # fingerprint of where in the data the batch is from
-    batch: int  # as are the next three, of its `Marks`
+    batch: int  # as are the next four, of its `Marks`
+    shared: int
     place: int
     model: int
     optimizer: int
@@ -138,10 +146,12 @@ class RankReport:
 
     @classmethod
     def unpacked(cls, packed: Sequence[int]) -> "RankReport":
-        rows, checksum, outdated, data, batch, place, model, optimizer, loss, *rest = packed
+        rows, checksum, outdated, data, batch, shared, place, model, optimizer, loss, *rest = (
+            packed
+        )
         sums, numbers = tuple(rest[: len(LossSum)]), tuple(rest[len(LossSum) :])
         return cls(
-            rows, checksum, bool(outdated), data, batch, place, model, optimizer,
+            rows, checksum, bool(outdated), data, batch, shared, place, model, optimizer,
             LossState(loss), sums, numbers,
         )  # fmt: skip
 
@@ -236,8 +246,8 @@ class RowAgreement:
         same = batches.checksum(batch, self._unknown) if compared else 0
         data = batches.fingerprint(marks.data)
         report = RankReport(
-            count, same, outdated, data, marks.batch, marks.place, marks.model, marks.optimizer,
-            numbers=numbers,
+            count, same, outdated, data, marks.batch, marks.shared, marks.place, marks.model,
+            marks.optimizer, numbers=numbers,
         )  # fmt: skip
         return report, fault
 

@@ -19,7 +19,6 @@ import secrets
 import socket
 import struct
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.launcher.machine import boot, namespace
+from synchromesh.values.caution import caution
 
 HEADER = struct.Struct("qq")  # which exchange of the run, bytes
 
@@ -41,7 +41,7 @@ class ControlLimits:
     under_way: int = 64  # exchanges that may be
     connecting: float = 5.0  # seconds until ranks do without
     ranks: int = 256  # at most: a process may have 1,024 files
-    numbers: int = 17  # that a rank may send with a method's (`checked_gather`)
+    numbers: int = 18  # that a rank may send with a method's (`checked_gather`)
 
 
 LIMITS = ControlLimits()
@@ -224,12 +224,11 @@ def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
 
 
 def _warn(others: Sequence[int], address: str, port: int) -> None:
-    warnings.warn(
+    caution(
         f"ranks {others or 'that rank 0 expected'} did not connect to rank 0 at "
         f"{address or 'MASTER_ADDR, which is not set,'} port {port} within "
         f"{LIMITS.connecting:.0f} s, so what ranks agree on goes by gloo, which takes longer (0.3 "
-        "to 12 ms): set MASTER_ADDR to an address of rank 0 that all hosts reach on any port",
-        stacklevel=3,
+        "to 12 ms): set MASTER_ADDR to an address of rank 0 that all hosts reach on any port"
     )
 
 

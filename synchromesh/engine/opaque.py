@@ -25,7 +25,7 @@ from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.gradients import OwnLeaves, refuse_foreign
 from synchromesh.trace.capture.model_snapshot import CONTAINERS, attributes_of, in_mode
-from synchromesh.trace.capture.outputs import carried, flat_outputs, reported
+from synchromesh.trace.capture.outputs import carried, flat_outputs, of_loss, refuse_loss, reported
 from synchromesh.values.exchange import Border, Exchange
 from synchromesh.values.layout import Layout
 from synchromesh.values.schedule import Action
@@ -168,6 +168,7 @@ class OpaqueProgram:
         ):
             result = self.function(self.model.module, batch)
             names, outputs = flat_outputs(result)
+            refuse_loss(not training and of_loss(result))
         self.model.adopt_assigned()
         if training and self.announced is not None:
             self.announced.end()

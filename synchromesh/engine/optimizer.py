@@ -4,8 +4,7 @@ An optimizer whose update of an entry depends on that entry's own history alone 
 run on shards (`values/optimizer.py`); per-parameter scalars (step counters, ASGD's coefficients)
 depend on the number of steps alone and stay as they are."""
 
-import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
+from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import coupled, elementwise, kind_of, refuse_unusable
 
 
@@ -40,11 +40,22 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
     if why := coupled(optimizer):
         raise ValueError(f"{why}; use the plan 'data', or AdamW")
     if not elementwise(optimizer):
-        warnings.warn(
+        caution(
             f"it is not known whether the optimizer {kind_of(optimizer)} updates each entry "
             "by itself; if not, pieces of a parameter are updated otherwise than the whole "
-            "(`synchromesh verify` shows it; the plan 'data' is exact)",
-            stacklevel=2,
+            "(`synchromesh verify` shows it; the plan 'data' is exact)"
+        )
+
+
+def refuse_foreign(optimizer: Optimizer, known: Collection[Tensor]) -> None:
+    """ValueError where it has parameters that are none of `known`, the model's."""
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    foreign = [tuple(p.shape) for p in params if p not in known]
+    if foreign:
+        raise ValueError(
+            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
+            "model's: build it over model.parameters() of the model that is given to prepare, and "
+            "make learnable parts of the loss part of the model"
         )
 
 

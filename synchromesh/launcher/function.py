@@ -1,9 +1,12 @@
 """A function on local ranks: for notebooks, and scripts that are no command of their own."""
 
+import json
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,17 +15,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from synchromesh.launcher.launcher import quiet
+from synchromesh.values.fault import LOST
 
 T = TypeVar("T")
 
 
-def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
-    """What `function(*args)` returns on rank 0 of `nproc` processes of this machine, in which
-    `prepare` finds the others. They are forks: the function may stand in a notebook and read what
-    is there, and changes of that are not seen here. Each computes with one thread.
+def launch(function: Callable[..., T], *args: Any, nproc: int = 2, **named: Any) -> T:
+    """What `function(*args, **named)` returns on rank 0 of `nproc` processes of this machine, in
+    which `prepare` finds the others. They are forks: the function may stand in a notebook and read
+    what is there, and changes of that are not seen here. Each computes with one thread.
 
     ValueError for fewer processes than one, in a rank of another launch, or once CUDA is in use,
-    which forks do not survive; RuntimeError with the first failing rank's traceback."""
+    which forks do not survive; RuntimeError with the traceback of the rank that failed first."""
     if not callable(function) or not isinstance(nproc, int) or nproc < 1:
         raise ValueError(
             f"launch: give a function, and nproc of at least 1, not {function!r}, nproc={nproc!r}"
@@ -42,7 +46,7 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
         torch.set_num_threads(1)  # more than one may wait for ever behind a fork
         os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that would set their own number
         try:
-            returned = function(*args)
+            returned = function(*args, **named)
         except SystemExit as end:
             raise RuntimeError(
                 f"the function has ended its process: exit code {end.code}"
@@ -59,7 +63,10 @@ def launch(function: Callable[..., T], *args: Any, nproc: int = 2) -> T:
             returned: T = elastic_launch(config, rank)()[0]
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
-        raise RuntimeError(_told(failure.message, number, nproc)) from None
+        message = failure.message
+        if _lost(message):  # by another rank, whose end may be seen after this one's
+            number, message = _cause(Path(failure.error_file)) or (number, message)
+        raise RuntimeError(_told(message, number, nproc)) from None
     return returned
 
 
@@ -75,8 +82,25 @@ def _sendable(returned: T) -> T:
     return returned
 
 
+def _cause(seen: Path) -> tuple[int, Any] | None:
+    """The rank that failed of itself, and what it left beside the file of another one."""
+    for file in sorted(seen.parents[1].glob("*/error.json")):
+        with suppress(OSError, ValueError):  # one that is being written is of a rank that is late
+            message = json.loads(file.read_text())["message"]
+            if not _lost(message):
+                return int(file.parent.name), message
+    return None
+
+
+def _lost(message: Any) -> bool:
+    return bool(LOST.match(_kept(message).removeprefix("RuntimeError: ")))
+
+
+def _kept(message: Any) -> str:
+    return str(message.get("message", message) if isinstance(message, dict) else message)
+
+
 def _told(message: Any, rank: int, ranks: int) -> str:
     """Of what torch's agent has kept of a rank's end."""
-    kept = message.get("message", message) if isinstance(message, dict) else message
     extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return f"rank {rank} of {ranks} failed: {extra.get('py_callstack') or kept}"
+    return f"rank {rank} of {ranks} failed: {extra.get('py_callstack') or _kept(message)}"

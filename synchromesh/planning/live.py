@@ -1,7 +1,6 @@
 """Planning on the ranks of this run: facts are measured, or sampled where an earlier run has kept
 them (`profiling/profile_cache.py`). All ranks call alike."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from synchromesh.profiling.profile_cache import ProfileCache
 from synchromesh.programs.model import Model
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.caution import caution
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -73,9 +73,7 @@ class LiveSession(PlanningSession):
         reason = choice.chosen.reason or "nothing could be measured"
         if self.facts.world.rank == 0:
             missing = "; ".join(choice.profile.missing[:2])
-            warnings.warn(
-                f"no plan could be predicted, so it is `data` ({reason}; {missing})", stacklevel=2
-            )
+            caution(f"no plan could be predicted, so it is `data` ({reason}; {missing})")
         return Choice.only(Plan(LayoutSpec("data")), reason, choice.profile)
 
     def cut(self, plan: Plan, known: Profile | None) -> Plan:

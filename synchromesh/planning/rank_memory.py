@@ -1,6 +1,5 @@
 """The memory of this rank: what plans may use, and what is said and done where it is short."""
 
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from synchromesh.planner.problem import Headroom, Say
 from synchromesh.programs.memory import process_bytes, storage_bytes
 from synchromesh.programs.model import Model
 from synchromesh.programs.optimizer import state_factor, states_of
+from synchromesh.values.caution import caution
 from synchromesh.values.holding import Holding
 from synchromesh.values.plan import Plan
 
@@ -105,7 +105,7 @@ class RankMemory:
                 self.say(f"the plan {str(candidate.plan)!r} fits, but {candidate.reason}")
         elif self._warned != candidate.plan:
             self._warned = candidate.plan
-            warnings.warn(str(shortage), stacklevel=5)
+            caution(str(shortage))
 
 
 def memory_share(world: World) -> int:

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import uuid
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from torch.utils import _pytree as pytree
 from synchromesh.launcher.machine import LAB, cores, place, processor
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.values import document
+from synchromesh.values.caution import caution
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.optimizer import parts_of
 from synchromesh.values.plan import Plan
@@ -75,7 +75,7 @@ class ProfileFolder:
         if not os.path.isabs(base):  # others are to be ignored, says the specification
             base = os.path.expanduser("~/.cache")
         if not os.path.isabs(base):
-            _warn(
+            caution(
                 "profiles are not kept: this user has no home folder; "
                 f"{VARIABLE} may name one, or be `off`"
             )
@@ -95,7 +95,7 @@ class ProfileFolder:
             return _read(path, key)
         except Exception as error:  # whatever it is: other ranks wait for what this one finds
             why = str(error) or type(error).__name__
-            _warn(f"{why}; the profile is measured anew and the file replaced")
+            caution(f"{why}; the profile is measured anew and the file replaced")
             return None
 
     def store(self, key: Mapping[str, Any], profile: Profile) -> None:
@@ -117,7 +117,7 @@ class ProfileFolder:
             with suppress(OSError):
                 draft.unlink()
             why = (isinstance(error, OSError) and error.strerror) or str(error)
-            _warn(
+            caution(
                 f"{path}: the profile cannot be kept ({why}), so the next run measures again; "
                 f"{VARIABLE} may name another folder, or be `off`"
             )
@@ -133,10 +133,6 @@ def _read(path: Path, key: Mapping[str, Any]) -> StoredProfile:
     if len(counts) > 1:
         raise ValueError(f"{path}: profile: programs have curves of {sorted(counts)} ranks")
     return StoredProfile(profile, document.text(item["written"], f"{path}: written"))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
 
 
 def profile_key(facts: LiveFacts, ranks: Sequence[int]) -> ProfileKey:

@@ -4,10 +4,12 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from synchromesh.checkpoint import manifest
+from synchromesh.training.trainer import Trainer
+from synchromesh.workloads.workload import Workload
 
 LEAST = (
     "loss",
@@ -35,6 +37,15 @@ class Best:
         if (text and not name) or (colon and way not in ("min", "max")):
             raise ValueError(f"best={text!r} should be a metric's name, maybe with :min or :max")
         return cls(name, way == "min" if colon else name.lower().endswith(LEAST))
+
+    def require(self, workload: Workload, trainer: Trainer, seed: int) -> None:
+        """ValueError for a metric that there is not, found by one batch; all ranks call alike."""
+        data, metrics = workload.valid_data, dict[str, float]()
+        if self.name not in ("", "loss"):
+            if data is not None and workload.metric is not None:
+                batch = replace(workload, train_data=data).example(seed=seed)
+                metrics = trainer.evaluate([trainer.shard(batch)], workload.metric)
+            self.value(None, metrics)
 
     def value(self, loss: float | None, metrics: Mapping[str, float]) -> float:
         """NaN where there is none. ValueError for a metric that there is not."""

@@ -11,6 +11,7 @@ from synchromesh.engine.control_channel import EVALUATE, EVALUATED, checked_gath
 from synchromesh.engine.groups import World
 from synchromesh.engine.pipeline import PipelineWalk
 from synchromesh.trace.capture.carry import Carrying
+from synchromesh.trace.capture.outputs import refuse_loss
 from synchromesh.training.carry import Carry
 from synchromesh.training.execution import Execution
 
@@ -28,6 +29,7 @@ def means(
     count = 0
     carry = Carry(execution.options.carry, world)
     function = Carrying(metric) if execution.options.carry else metric
+    refuse_loss(execution.losses.turn_of(execution.traces.canonical(function)) is not None)
     with torch.no_grad(), execution.streams.preserved():
         for raw in loader:
             execution.traces.look()

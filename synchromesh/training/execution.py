@@ -26,6 +26,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.gradients import GradientSync, Summed
 from synchromesh.engine.groups import World
 from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
+from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.engine.pieces import PieceCount
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
@@ -68,6 +69,7 @@ class Execution:
         self.carry = Carry(options.carry, world)
         self._check = PlanCheck(self.state, planning, self.notices, bool(options.carry))
         self._active: ActivePlan | None = None
+        self._groups = len(optimizer.param_groups)
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         self.reports = Reports()
@@ -264,7 +266,11 @@ class Execution:
     # Batches
 
     def marks(self, batch: Any, steps: int, data: str, *call: Hashable) -> Marks:
-        """What ranks with one global batch have alike. data: its place; call: how it runs."""
+        """What ranks with one global batch have alike. data: its place; call: how it runs.
+        ValueError for a group of the optimizer that came later, of parameters of another model."""
+        if (groups := len(self.optimizer.param_groups)) != self._groups:  # add_param_group
+            refuse_foreign(self.optimizer, {*self.model.parameters.values()})
+            self._groups = groups
         called = self.active.fingerprint, call
         return Marks.of(self.traces.mark, self.optimizer, batch, steps, called, data)
 

@@ -5,7 +5,6 @@ import shutil
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.caution import caution
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload, is_stream
 
@@ -214,8 +214,7 @@ class _Loop:
             if newest is None:
                 raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
             for text in damaged:
-                older = f"{text}; the run goes on from {newest}, which is older"
-                warnings.warn(older, stacklevel=2)
+                caution(f"{text}; the run goes on from {newest}, which is older")
             return str(newest)
 
         return Path(on_first(self.trainer.world.everyone, find, str(path)))
@@ -231,6 +230,7 @@ class _Loop:
             w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
+        self.by.require(w, trainer, self.seed)
         if resume is not None:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
@@ -353,11 +353,7 @@ class _Loop:
         steps = self.trainer.steps
         self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
         self.emit(self.ended)
-        try:
-            value = self.by.value(loss, metrics)
-        except ValueError:
-            self._save(f"epoch-{epoch}")
-            raise
+        value = self.by.value(loss, metrics)
         self.since += self.loader.cursor.epoch >= epoch  # a part of one is validated again
         if self.by.better(value, self.best):
             self.best, self.since = value, 0

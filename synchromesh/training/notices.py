@@ -1,12 +1,12 @@
 """Notices: what a plan or a model does that its user should know, as warnings of rank 0."""
 
-import warnings
 from collections.abc import Collection, Sequence
 
 from torch import nn
 
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.caution import caution
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.plan_item import show_numbers
@@ -22,7 +22,7 @@ class Notices:
 
     def warn(self, text: str) -> None:
         if self._rank == 0:
-            warnings.warn(text, stacklevel=5)
+            caution(text)
 
     def once(self, text: str) -> None:
         """As `warn`, but for a text that is empty or was given before."""

@@ -1,7 +1,6 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
-import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +19,7 @@ from synchromesh.engine.device import emulated
 from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import Group, World
 from synchromesh.engine.optimizer import check as check_optimizer
+from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
@@ -26,6 +27,7 @@ from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
 
@@ -83,7 +85,7 @@ def prepare(
     if world.device.type == "cpu":
         heap.keep()
     if warning := emulated(world.device, autocast):
-        warnings.warn(warning, stacklevel=2)
+        caution(warning)
     wrapped: Model | None = None
     try:
         check_optimizer(optimizer, sharded=False)
@@ -115,6 +117,7 @@ def _check_kinds(
     """ValueError for arguments of another kind than `prepare` says, all at once."""
     over = "an optimizer over its parameters, like torch.optim.AdamW(model.parameters())"
     steps = scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, type))
+    computes = "a function loss(model, batch), like lambda m, b: cross_entropy(m(b[0]), b[1])"
     of_rows, starts = "a function of the number of rows, or None", carry is None or callable(carry)
     computing = (
         "None or torch.bfloat16 (float16's small gradients vanish unless losses are scaled)"
@@ -122,7 +125,8 @@ def _check_kinds(
     wanted = (
         ("model", model, isinstance(model, nn.Module), "an nn.Module"),
         *(("optimizer", x, isinstance(x, Optimizer), over) for x in optimizers.values()),
-        *(("loss", x, callable(x), "a function loss(model, batch)") for x in losses.values()),
+        *(("loss", x, callable(x) and not _is_criterion(x), computes) for x in losses.values()),
+        *(("a loss's name", n, isinstance(n, str), "a text") for n in losses),
         ("scheduler", scheduler, steps, "a scheduler over that optimizer, or None"),
         ("carry", carry, starts, of_rows),
         ("seed", seed, isinstance(seed, int), "a whole number"),
@@ -134,8 +138,16 @@ def _check_kinds(
         for name, value, fits, kind in wanted
         if not fits
     ]
+    if not losses:
+        faults.append(f"loss should be {computes}, or a dict of such by name, not an empty one")
     if faults:
-        raise ValueError(f"prepare: {'; '.join(faults)}")
+        raise ValueError(f"prepare: {'; '.join(dict.fromkeys(faults))}")
+
+
+def _is_criterion(loss: Any) -> bool:
+    """Whether it is one of torch's losses, which take predictions and targets."""
+    known = "torch.nn.modules.loss", "torch.nn.functional"
+    return isinstance(loss, _Loss) or getattr(loss, "__module__", "") in known
 
 
 def _check_turns(
@@ -218,7 +230,7 @@ def _described(
     model: Model, plan: Plan, optimizer: Optimizer, seed: int, example: Any
 ) -> dict[str, Any]:
     known = {p: n for n, p in model.parameters.items()}
-    _refuse_foreign(optimizer, known)
+    refuse_foreign(optimizer, known)
     return {
         "the plan": str(plan),
         "the seed": seed,
@@ -237,17 +249,6 @@ def _described(
     }
 
 
-def _refuse_foreign(optimizer: Optimizer, known: Collection[nn.Parameter]) -> None:
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    foreign = [tuple(p.shape) for p in params if p not in known]
-    if foreign:
-        raise ValueError(
-            f"the optimizer has {len(foreign)} parameters (shapes {foreign[:3]}) that are not the "
-            "model's: build it over model.parameters() of the model that is given to prepare, and "
-            "make learnable parts of the loss part of the model"
-        )
-
-
 def _check_hooks(model: Model, world: World) -> None:
     """Hooks of parameters run in backward, when a rank has the gradient of its own rows alone:
     ValueError for one behind it, which would train with that; a warning where one changes it."""
@@ -263,12 +264,11 @@ def _check_hooks(model: Model, world: World) -> None:
         )
     changing = [n for n, p in model.parameters.items() if p._backward_hooks]
     if changing and not world.rank:
-        warnings.warn(
+        caution(
             f"the parameter {changing[0]} has a gradient hook, which sees the gradient of one "
             "rank's rows: one that is not linear (a limit, a norm) trains another model than one "
             "device would; change gradients between trainer.backward and trainer.update instead, "
-            "where they are summed (trainer.clip limits their norm)",
-            stacklevel=3,
+            "where they are summed (trainer.clip limits their norm)"
         )
 
 

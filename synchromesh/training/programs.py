@@ -1,6 +1,6 @@
 """Programs: what this rank runs under a plan, one for each function and shape of batch."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from synchromesh.checkpoint.model_state import ModelState
@@ -11,7 +11,7 @@ from synchromesh.engine.sharding import Sharding
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.collectives import GroupAxis
 from synchromesh.programs.random import RandomStreams
-from synchromesh.trace.capture.capture import signature
+from synchromesh.trace.capture.capture import changed, signature
 from synchromesh.trace.partition.local import deliveries
 from synchromesh.trace.partition.partition import Partition, partition
 from synchromesh.trace.step import Report, Step
@@ -36,7 +36,7 @@ class Programs:
         self.active, self.traces, self.state, self.streams = active, traces, state, streams
         self.sharding = sharding
         self.reports: tuple[Report, ...] = ()  # of what was found last
-        self._made: dict[tuple[Any, Hashable, int], tuple[Step, AnyProgram | None]] = {}
+        self._made: dict[tuple[Any, Any, int], tuple[Step, AnyProgram | None]] = {}
         self._readers: dict[Any, Any] = {}  # of the carry, by function
 
     def find(
@@ -60,10 +60,10 @@ class Programs:
             self._check_carry(function, made)
             self._made[key] = step, self._program(step, made, function)
             shapes = list(dict.fromkeys(s for f, s, _ in self._made if f is function))
-            if len(shapes) == self.MANY_SHAPES:
+            if len(shapes) == self.MANY_SHAPES and shapes[-1] == shape:
                 self.traces.notices.once(
-                    f"{self.MANY_SHAPES} shapes of batches were traced so far (the last two: "
-                    f"{shapes[-2]}, {shapes[-1]}); each costs seconds: pad to a few lengths"
+                    f"{self.MANY_SHAPES} kinds of batches were traced so far, which takes seconds "
+                    f"for each; in the last two {changed(shapes[-2], batch)}"
                 )
         return self._made[key][1]
 

@@ -248,7 +248,7 @@ class Traces:
         if step.opaque:
             if active.divides_model(training):
                 raise ValueError(
-                    f"{what} could not be traced although the training step could: {step.reason}"
+                    f"{what} is refused, though the training step was not: {step.reason}"
                 )
             self.notices.warn(f"{what} could not be traced and runs as it is: {step.reason}")
         elif training and (further := _trained(step) - _trained(active.step)):

@@ -15,6 +15,7 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 LAUNCHING = (str(Path(__file__).parents[1] / "launcher" / "rank.py"), "<frozen runpy>")
 # What gloo says where another rank does not answer: its source line, then the reason.
 UNANSWERED = re.compile(r"\[\S*gloo/transport/\S+\] ([^.\[]*)")
+LOST = re.compile(r"connection with rank \d+ lost: |\[\S*gloo/transport/")  # of either channel
 GONE = "lost the connection to another rank, which failed, was killed or had ended before"
 TIMED_OUT = "waited in vain for another rank, which hangs or is in another call"
 
@@ -65,7 +66,7 @@ class Fault:
             reason = gone[1].strip()
             what = TIMED_OUT if reason.startswith("Timed out") else GONE
             return cls(f"{what} ({printable(reason)})", trace, lost=True)
-        return cls(printable(cause(error)), trace)
+        return cls(printable(cause(error)), trace, lost=bool(LOST.match(message(error))))
 
 
 def _traced(error: BaseException) -> str:

@@ -262,6 +262,9 @@ def test_foreign_folders(tmp_path: Path, text: str | None, sentence: str) -> Non
     assert "no other good checkpoint lies beside it" in str(raised.value)
     with pytest.raises(CheckpointError, match="nowhere: there is no such checkpoint folder"):
         read_alone(tmp_path / "nowhere")
+    (tmp_path / "file.pt").touch()
+    with pytest.raises(CheckpointError, match=r"file\.pt: is a file, .* is a folder .*weights="):
+        read_alone(tmp_path / "file.pt")
 
 
 # Malice: the manifest is correct for what the attacker wrote

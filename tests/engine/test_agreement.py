@@ -26,12 +26,12 @@ from synchromesh.values.plan import Plan
 from tests.ranks import run
 
 PLAN = Plan.parse("data")
-REPORT = RankReport(3, 11, True, 2**62, 5, 6, 7, 8, LossState.FAILED, (1, 2, 3, 4, 5), (9, -10))
+REPORT = RankReport(3, 11, True, 2**62, 4, 5, 6, 7, 8, LossState.FAILED, (1, 2, 3, 4, 5), (9, -10))
 
 
 def test_a_report_arrives_as_it_was() -> None:
     assert RankReport.unpacked(REPORT.packed()) == REPORT
-    few = RankReport(0, 0, False, 0, 0, 0, 0, 0)
+    few = RankReport(0, 0, False, 0, 0, 0, 0, 0, 0)
     assert RankReport.unpacked(few.packed()) == few
     assert len(few.packed()) + 3 <= LIMITS.numbers, "there is room for what a trainer sends"
 

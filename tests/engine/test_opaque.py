@@ -120,6 +120,19 @@ def planned(kind: type[nn.Module], plan: str) -> tuple[Any, Any, float, list[str
     return losses, state, value, [str(w.message) for w in told], sent, held
 
 
+def scalar_metric() -> None:
+    model = Branching()
+    with pytest.warns(UserWarning, match="runs whole on every device"):
+        trainer = prepare(model, torch.optim.SGD(model.parameters()), loss, batch(8), "data")
+    for metric in (loss, lambda m, b: loss(m, b)):  # the trainer's own, and another
+        with pytest.raises(ValueError, match="metric returned a scalar or a pair, as losses do"):
+            trainer.evaluate([batch(7)], metric)
+
+
+def test_a_metric_that_is_a_loss_is_refused() -> None:
+    run(1, scalar_metric)
+
+
 @pytest.mark.parametrize("kind", [Branching, Straight])
 def test_opaque_models_compute_what_eager_does_under_any_plan(kind: type[nn.Module]) -> None:
     losses, state, value = eager(kind)
@@ -140,6 +153,7 @@ def test_opaque_models_compute_what_eager_does_under_any_plan(kind: type[nn.Modu
                     "test_opaque.py:" if kind is Branching else "custom autograd.Function Double"
                 )
                 assert where in got[3][0] and "plan 'data'" in got[3][0]
+                assert "as one component under" not in got[3][0], "for it is so under any plan"
 
 
 def test_an_explanation_of_an_opaque_model() -> None:

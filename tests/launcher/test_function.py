@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 import synchromesh as sm
 
@@ -46,6 +47,25 @@ def test_a_rank_that_fails_ends_all_and_its_traceback_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)rank 1 of 2 failed: .*in fails.*no such word"):
         sm.launch(fails)
     assert time.monotonic() - began < 30
+
+
+def test_the_rank_that_failed_is_told_and_not_who_lost_it() -> None:
+    def fails() -> None:
+        if os.environ["RANK"] == "0":
+            time.sleep(1)
+            raise RuntimeError("connection with rank 1 lost: it has ended")
+        try:
+            raise KeyError("no such word")
+        except KeyError as error:  # its process goes on, as one does that ends late
+            get_error_handler().record_exception(error)
+            time.sleep(60)
+
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 of 2 failed: .*no such word"):
+        sm.launch(fails)
+
+
+def test_named_arguments_go_to_the_function() -> None:
+    assert sm.launch(lambda a, k: (a, k), 1, k=2, nproc=1) == (1, 2)
 
 
 def test_what_cannot_come_back_is_told() -> None:

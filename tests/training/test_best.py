@@ -1,13 +1,14 @@
 """The best epoch, by any number; early stopping; how many checkpoints stay."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import synchromesh as sm
 from synchromesh.training.best import Best
-from synchromesh.training.events import EpochEnded, FitEvent, Saved
+from synchromesh.training.events import EpochEnded, EpochStarted, FitEvent, Saved
 from tests.training.test_loop import TINY, seen, traced_once
 
 __all__ = ["traced_once"]  # a fixture
@@ -70,9 +71,15 @@ def test_a_part_of_an_epoch_is_not_counted_twice() -> None:
     assert whole.epochs == 3, "of which the second and the third brought no better one"
 
 
-def test_an_unknown_metric_is_told_behind_the_epochs_checkpoint() -> None:
-    with pytest.raises(ValueError, match="best=f1: there is no such metric"):
-        sm.fit(TINY, "single", checkpoints="saved", best="f1")
-    assert Path("saved/epoch-1").is_dir()
+def test_an_unknown_metric_is_refused_before_the_first_step() -> None:
+    events: list[FitEvent] = []
+    with pytest.raises(ValueError, match="best=f1: there is no such metric; there are accuracy,"):
+        sm.fit(TINY, "single", checkpoints="saved", best="f1", on_event=events.append)
+    assert not seen(EpochStarted, events)
+    unvalidated = replace(TINY, valid_data=None)
+    with pytest.raises(ValueError, match=r"best=accuracy: there is no .* there are loss$"):
+        sm.fit(unvalidated, "single", best="accuracy", on_event=events.append)
+    assert not seen(EpochStarted, events)
+    assert sm.fit(TINY, "single", best="accuracy", steps=1).best is not None
     with pytest.raises(ValueError, match=r"keep needs a folder.*|patience must be"):
         sm.fit(TINY, "single", keep=2, patience=0)

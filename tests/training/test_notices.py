@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,3 +28,9 @@ def told(given: bool) -> list[str]:
 def test_what_is_not_sharded_is_told_of_a_plan_that_was_given() -> None:
     assert any(text.startswith("nothing of ") for text in told(given=True))
     assert not told(given=False)
+
+
+def test_the_place_of_a_notice_is_the_callers_line() -> None:
+    with pytest.warns(UserWarning, match="evaluation mode") as noted:
+        Notices(0).mode(nn.Linear(1, 1).eval())
+    assert noted[0].filename == __file__

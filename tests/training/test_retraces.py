@@ -66,3 +66,18 @@ def test_a_model_that_was_found_to_differ_is_not_believed_when_it_is_cut() -> No
     exact(toggled, "data", 2)
     with pytest.raises(RankFailed, match="switch to the plan 'data' before such a change"):
         on_ranks(toggled, "tensor", 2)
+
+
+def short(model: nn.Module, x: Tensor) -> bool:
+    assert x.shape[1] <= 5, f"length {x.shape[1]}, and at most 5 are known"
+    return False
+
+
+@pytest.mark.parametrize("plan", ["data", "tensor"])
+def test_what_the_model_itself_refuses_is_told_as_its_own(plan: str) -> None:
+    case = Case(lambda: Net(short), loss, [batch(i, 6, n) for i, n in enumerate((5, 7))])
+    with pytest.raises(RankFailed, match="length 7, and at most 5") as raised:
+        on_ranks(case, plan, 2)
+    told = str(raised.value)
+    assert "tensor operations alone" not in told
+    assert plan == "data" or ("fails on a batch of" in told and "traced or not" in told)

@@ -127,6 +127,10 @@ def other_kinds() -> dict[str, str]:
         "closure": fault(lambda: start(Net(), optimizer=lambda m: Closed(m.parameters()))),
         "device": fault(lambda: start(Net(), device="cudda")),
         "half": fault(lambda: start(Net(), autocast=torch.float16)),
+        "criterion": fault(lambda: start(Net(), loss=nn.CrossEntropyLoss())),
+        "functional": fault(lambda: start(Net(), loss=F.mse_loss)),
+        "no losses": fault(lambda: start(Net(), loss={})),
+        "names of losses": fault(lambda: start(Net(), loss={0: mean_loss, 1: mean_loss})),
     }
 
 
@@ -141,6 +145,10 @@ def test_arguments_of_another_kind() -> None:
         "closure": "the optimizer Closed is stepped with closure, which",
         "device": "ValueError: 'cudda' names no device",
         "half": r"autocast should be None or torch.bfloat16 \(float16.*, not torch.float16$",
+        "criterion": r"loss should be a function loss\(model, batch\), like .* CrossEntropyLoss$",
+        "functional": r"loss should be a function loss\(model, batch\), like .* type function$",
+        "no losses": r"loss should be a function .*, or a dict of such by name, not an empty one$",
+        "names of losses": "prepare: a loss's name should be a text, not of type int$",
     }
     (found,) = run(1, other_kinds)
     for key, pattern in expected.items():
@@ -159,6 +167,8 @@ def in_training() -> tuple[dict[str, str], float, bool]:
         "other rows": fault(lambda: trainer.step((x + rank, y))),
         "torn": fault(lambda: trainer.step((x, y[: 8 - rank]))),
         "structure": fault(lambda: trainer.step({"x": x, "y": y} if rank else (x, y))),
+        "shared": fault(lambda: trainer.step((x, y, torch.tensor(0.5 + rank)))),
+        "numbers": fault(lambda: trainer.step((x, y, 3 + rank))),
         "nothing": fault(lambda: trainer.step((x[:0], y[:0]))),
         "micro": fault(lambda: trainer.step((x, y), micro_batches=0)),
         "call": fault(lambda: trainer.model.module(x)),
@@ -200,6 +210,8 @@ def test_ranks_with_other_batches_are_told_so_on_all() -> None:
         "other rows": r"ranks \[0, 1\] work on the same rows but were given different batches",
         "torn": r"rank 1: the tensors of a batch must have the same number of .* got \[7, 8\]",
         "structure": r"ranks \[1\] have a batch of another structure",
+        "shared": r"ranks \[1\] have other values than rank 0 of what all rows share .*: seed",
+        "numbers": r"ranks \[1\] have other values than rank 0 of what all rows share .*: seed",
         "nothing": "at least one row",
         "micro": "micro_batches must be at least 1, got 0",
         "call": r"held by Synchromesh.*trainer.step\(batch\).*trainer.whole\(\)",
@@ -308,6 +320,11 @@ def changed_by_hand() -> dict[str, str]:
                 module.extra = nn.Linear(6, 3).double()
         found[what] = fault(lambda t=trainer: t.step(t.shard(batch(8))))  # type: ignore[misc]
         trainer.close()
+    foreign = start(Net())
+    foreign.optimizer.add_param_group({"params": [*nn.Linear(2, 2).parameters()]})
+    found["group"] = fault(lambda: foreign.step(foreign.shard(batch(8))))
+    found["saved group"] = fault(lambda: foreign.save("nowhere"))
+    foreign.close()
     found["closed"] = fault(
         lambda: trainer.evaluate([batch(8)], lambda m, b: {"n": mean_loss(m, b)})
     )
@@ -331,6 +348,8 @@ def test_a_model_that_is_changed_by_hand_is_told_so() -> None:
         "replaced": "the model's head is another object than the one that was prepared",
         "parameter": "the model's head.weight is another object",
         "added": r"parameters that it was prepared without: extra.weight, extra.bias; ",
+        "group": "^ValueError: the optimizer has 2 parameters .* that are not the model's",
+        "saved group": "the optimizer has 2 parameters .* that are not the model's",
         "closed": "this trainer is closed",
         "behind": "the parameter head.weight has a hook behind its gradient",
     }

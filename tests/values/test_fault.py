@@ -50,6 +50,7 @@ def test_a_rank_that_does_not_answer_is_told_in_words() -> None:
     assert "had ended before (Connection closed by peer)" in gone.sentence and gone.lost
     assert "hangs or is in another call (Timed out waiting 40000ms" in vain.sentence and vain.lost
     assert not Fault.of(RuntimeError(f"sample 3: {closed}")).lost
+    assert Fault.of(RuntimeError("connection with rank 1 lost: it has ended")).lost
     assert "Traceback" not in gone.sentence and closed in gone.traceback
 
 

@@ -1,6 +1,6 @@
 """Capture: a model, its loss and an example batch become a Step."""
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,10 +22,12 @@ from .flatten import flatten, shared_names
 from .known_values import fold_masks
 from .loss_reduction import LossReduction
 from .model_snapshot import in_mode
-from .outputs import BadOutput, refuse_metrics
+from .outputs import BadOutput, refuse_loss, refuse_metrics
 from .rows import annotate
 from .split import UnorderedRows, split
 from .totals import names, with_loss_reduced
+
+VALUE = "="  # in a signature, before what is no tensor
 
 
 def trace(
@@ -47,6 +49,8 @@ def trace(
                 refuse_metrics(exported.outputs)
             elif exported.reports:
                 raise BadOutput("a metric reports nothing beside itself: return one dict of sums")
+            else:
+                refuse_loss(exported.of_loss)
             return captured(exported, model, modules, training)
         except Untraceable as error:
             return opaque(model, batch, str(error))
@@ -128,7 +132,7 @@ def opaque(model: nn.Module, batch: Any, reason: str) -> Step:
     return Step(Chain((component,)), None, {}, (), names, shared_names(model), reason, doubt=doubt)
 
 
-def signature(batch: Any) -> Hashable:
+def signature(batch: Any) -> tuple[str, tuple[Any, ...]]:
     """What a trace depends on: structure (lists as tuples), types, shapes but for rows."""
     if type(batch) in (list, tuple) and all(isinstance(x, Tensor) for x in batch):
         given, tree = batch, _flat(len(batch))  # a quarter of the time of any structure
@@ -136,10 +140,28 @@ def signature(batch: Any) -> Hashable:
         given, structure = pytree.tree_flatten(as_tuples(batch))
         tree = str(structure)
     kinds = tuple(
-        (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else ("=", repr(x))
+        (str(x.dtype), tuple(x.shape[1:]), x.dim()) if isinstance(x, Tensor) else (VALUE, repr(x))
         for x in given
     )
     return tree, kinds
+
+
+def changed(before: tuple[str, tuple[Any, ...]], batch: Any) -> str:
+    """In words the first leaf whose signature is another than in `before`, and what to do."""
+    tree, kinds = signature(batch)
+    named = pytree.tree_flatten_with_path(as_tuples(batch))[0] if tree == before[0] else []
+    for (path, leaf), old, new in zip(named, before[1], kinds, strict=False):
+        if old != new:
+            alike = old[0] == new[0]  # the type, or that neither is a tensor
+            was, now = (x[1] if alike or x[0] == VALUE else x[0] for x in (old, new))
+            what, remedy = "was", "give it in one type"
+            if alike and new[0] != VALUE:
+                what, remedy = "had rows of shape", "pad to a few lengths"
+            elif alike:
+                number = isinstance(leaf, (int, float))
+                remedy = "give it as a 0-d tensor, or leave it out" if number else "leave it out"
+            return f"batch{pytree.keystr(path)} {what} {was}, then {now}: {remedy}"
+    return "they were nested otherwise, or had other keys: give all batches one structure"
 
 
 @cache

@@ -39,7 +39,7 @@ from .outputs import BadOutput, carried, flat_outputs, reported
 from .run import run
 
 Tensors = Mapping[str, Tensor]
-REMEDY = "it trains unchanged as one component under the plan 'data'"
+REMEDY = "it trains unchanged as one component, whose rows are divided under the plan 'data'"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -26,7 +26,7 @@ from synchromesh.values.fault import message
 from .batch import autocast_for, copy_of, example, leaves, rows_of
 from .known_values import KnownValues, is_fake
 from .model_snapshot import Attributes, preserved, restored, untraced
-from .outputs import BadOutput, carried, flat_outputs, reported
+from .outputs import BadOutput, carried, flat_outputs, of_loss, reported
 from .readings import Reads, ReadValue
 
 Function = Callable[[nn.Module, Any], Any]
@@ -51,6 +51,7 @@ class Export:
 
     guards: the conditions on the number of rows under which it is the model.
     assumed: buffers that its branches depend on, each with the digest of its content.
+    of_loss: whether they are a loss or a pair, not values by name.
     fixed: the user's line, and its source, that made a number of the rows; empty where none did.
     reports: names of what follows the outputs. carry: the leaves whose new values follow those.
     read: Python values that its code has found."""
@@ -60,6 +61,7 @@ class Export:
     leaves: tuple[str, ...]
     guards: tuple[Guard, ...]
     assumed: Mapping[str, str]
+    of_loss: bool
     fixed: tuple[str, ...] = ()
     reports: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
@@ -74,6 +76,7 @@ class ForwardRecord:
     assumed: the buffers that it asked about (`KnownValues.read`)."""
 
     outputs: tuple[str, ...] = ()
+    of_loss: bool = False  # and not of a metric
     reports: tuple[str, ...] = ()
     carry: tuple[str, ...] = ()
     assigned: Mapping[str, bool] = field(default_factory=dict)
@@ -113,6 +116,7 @@ class StepModule(nn.Module):
         self.record.assumed = known.read
         self.record.assigned = before.assigned()
         self.record.outputs, values = flat_outputs(result)
+        self.record.of_loss = of_loss(result)
         reports, carry = reported(result), carried(result)
         self.record.reports, self.record.carry = tuple(reports), tuple(carry)
         return *values, *reports.values(), *carry.values()
@@ -154,8 +158,8 @@ def export(
     given = {read.place for read, _ in numbers}
     read = tuple(r for r in reads.unchanged() if r.place not in given)
     return Export(
-        program, record.outputs, names, guards, record.assumed, at, record.reports, record.carry,
-        read,
+        program, record.outputs, names, guards, record.assumed, record.of_loss, at,
+        record.reports, record.carry, read,
     )  # fmt: skip
 
 
@@ -287,8 +291,10 @@ def run_once(model: nn.Module, function: Function, batch: Any, cast: torch.dtype
 
 
 def own_fault(model: nn.Module, function: Function, sample: Any, cast: torch.dtype | None) -> str:
-    """A sentence where the model does not run outside of a trace either; empty where it does."""
-    if any(map(is_fake, (*model.parameters(), *model.buffers()))):
+    """A sentence where the model does not run outside of a trace either; empty where it does. Of a
+    model without values only what its own code raises is known to be so."""
+    fakes = [t for t in (*model.parameters(), *model.buffers()) if is_fake(t)]
+    if not all(isinstance(t, FakeTensor) for t in fakes):
         return ""
     training = any(module.training for module in model.modules())
     try:
@@ -296,6 +302,8 @@ def own_fault(model: nn.Module, function: Function, sample: Any, cast: torch.dty
             function(model, copy_of(sample))
     except Exception as error:
         where, code, why = line_and_reason(error)
+        if fakes and not code.startswith(("assert", "raise")):
+            return ""
         return (
             f"{where} fails on a batch of {rows_of(sample)} rows, traced or not ({code!r}: "
             f"{why}): correct the model, its configuration or the batch"

@@ -81,6 +81,19 @@ def carried(result: Any) -> dict[str, Tensor]:
     return result.leaves if isinstance(result, WithCarry) else {}
 
 
+def of_loss(result: Any) -> bool:
+    """Whether it is what a loss returns, a scalar or a pair, and not what a metric does."""
+    return not isinstance(_parted(result)[0], dict)
+
+
+def refuse_loss(found: bool) -> None:
+    if found:
+        raise BadOutput(
+            "the metric returned a scalar or a pair, as losses do: return {name: sum over the "
+            "batch's rows}, a dict, of which evaluate gives the means over all rows"
+        )
+
+
 def refuse_metrics(names: tuple[str, ...]) -> None:
     """BadOutput where a loss gave several values by name: which of them trains is not known."""
     if names not in (("loss",), ("sum", "weight")):

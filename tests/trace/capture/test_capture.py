@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from synchromesh.trace.capture.batch import row_count
-from synchromesh.trace.capture.capture import signature, trace
+from synchromesh.trace.capture.capture import changed, signature, trace
 from synchromesh.trace.capture.comparison import compare, mean
 from synchromesh.trace.capture.outputs import flat_outputs
 from synchromesh.trace.capture.run import run
@@ -163,6 +163,29 @@ def test_signature_ignores_rows_alone() -> None:
     assert signature(torch.zeros(2)) != signature((torch.zeros(2),))
 
 
+def test_what_has_changed_in_a_batch_is_named() -> None:
+    x = torch.zeros(4, 3)
+    first = signature({"x": [x, x], "k": 3})
+    for batch, said in [
+        (
+            {"x": [x, x], "k": 4},
+            "batch['k'] was 3, then 4: give it as a 0-d tensor, or leave it out",
+        ),
+        ({"x": [x, x], "k": "a"}, "batch['k'] was 3, then 'a': leave it out"),
+        (
+            {"x": [x, x[:, 1:]], "k": 3},
+            "batch['x'][1] had rows of shape (3,), then (2,): pad to a",
+        ),
+        (
+            {"x": [x.int(), x], "k": 3},
+            "batch['x'][0] was torch.float32, then torch.int32: give it",
+        ),
+        ({"x": [x, x], "k": x}, "batch['k'] was 3, then torch.float32: give it in one type"),
+        ({"x": [x], "k": 3}, "they were nested otherwise, or had other keys"),
+    ]:
+        assert changed(first, batch).startswith(said)
+
+
 def test_bad_batches_and_losses_get_their_sentence() -> None:
     model = nn.Linear(4, 3)
     x = torch.randn(6, 4)
@@ -176,6 +199,9 @@ def test_bad_batches_and_losses_get_their_sentence() -> None:
         trace(model, lambda m, b: m(b).sum(), x, training=True, cuts=["wight"])
     with pytest.raises(ValueError, match="loss has 2 dimensions: return a scalar"):
         trace(model, lambda m, b: m(b), x, training=True)
+    for result in (lambda m, b: m(b).sum(), lambda m, b: (m(b).sum(), b.sum())):
+        with pytest.raises(ValueError, match="a scalar or a pair, as losses do: return"):
+            trace(model, result, x, training=False)
     with pytest.raises(ValueError, match=r"returned a dict \(a, b\), as metrics do: return the"):
         trace(model, lambda m, b: {"a": m(b).sum(), "b": b.sum()}, x, training=True)
 
@@ -389,7 +415,7 @@ def test_frozen_and_unused_parameters() -> None:
 def test_training_mode_is_restored() -> None:
     model = Trap(noise)
     model.first.eval()
-    trace(model, square, torch.randn(5, 4), training=False)
+    trace(model, lambda m, b: {"s": square(m, b)}, torch.randn(5, 4), training=False)
     assert model.training and not model.first.training
 
 
