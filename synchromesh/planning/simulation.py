@@ -87,11 +87,11 @@ def simulate(
     variation = variation or Variation()
     variation.check(place)
     known = _Known(step, model, made, memory, headroom, say)
-    walked = [_walked(known.on(place, rows), parsed(p), rows, variation) for p in plans]
-    if price is not None:
-        walked = [replace(p, dollars=_dollars(p, price, len(place.ranks))) for p in walked]
-    if failures is not None:
-        walked = [_with_failures(known, place, p, failures) for p in walked]
+    session = known.on(place, rows)
+    walked = [
+        _priced(_walked(session, parsed(p), rows, variation), place, failures, price)
+        for p in plans
+    ]
     scales = [
         scale
         for plan in plans
@@ -144,16 +144,22 @@ def _walked(
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
 
 
-def _dollars(plan: SimulatedPlan, price: HourlyPrice, devices: int) -> float | None:
-    return price.dollars(plan.step.seconds, devices) if plan.step else None
-
-
-def _with_failures(
-    known: _Known, place: Cluster, plan: SimulatedPlan, asked: Failures
+def _priced(
+    plan: SimulatedPlan, place: Cluster, failures: Failures | None, price: HourlyPrice | None
 ) -> SimulatedPlan:
+    """With its days of failures, and its money."""
     if plan.step is None:
         return plan
-    rate, hosts = failures_a_second(asked.rate), len(place.hosts)
+    if failures is not None:
+        plan = replace(plan, failures=_failing(failures, len(place.hosts)))
+    if price is not None and plan.step is not None:
+        dollars = price.dollars(plan.step.seconds, len(place.ranks))
+        plan = replace(plan, dollars=dollars)
+    return plan
+
+
+def _failing(asked: Failures, hosts: int) -> Failing:
+    rate = failures_a_second(asked.rate)
     between = 1.0 / (hosts * rate) if rate else float("inf")
     best = best_interval(between, asked.writing)
     interval = best if asked.interval is None else asked.interval
@@ -161,7 +167,7 @@ def _with_failures(
         hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, presence=asked.presence
     )
     outcomes = tuple(training.run(asked.days * DAY, seed) for seed in range(asked.seeds))
-    return replace(plan, failures=Failing(between, interval, best, outcomes))
+    return Failing(between, interval, best, outcomes)
 
 
 def _scales(

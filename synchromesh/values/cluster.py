@@ -177,21 +177,17 @@ class Cluster(document.Document):
             return self
         if not 0 < devices <= MOST_DEVICES:
             raise ValueError(f"{self.name}: {devices} devices are none of 1 to {MOST_DEVICES:,}")
-        each = self.hosts[-1].devices
-        hosts, left = [], devices
-        for number in range(-(-devices // min(len(h.devices) for h in self.hosts))):
-            known = number < len(self.hosts)
-            host = self.hosts[number] if known else Host(f"{self.name}.{number}", each)
-            hosts += [Host(host.name, host.devices[:left])] if left > 0 else []
-            left -= len(host.devices)
-        levels, units = [], devices
-        for level in self.topology:
-            size = min(level.size, units) if level is not self.topology[-1] else units
-            levels.append(replace(level, size=size))
-            units = -(-units // size)
+        hosts, left = list[Host](), devices
+        while left > 0:
+            known = len(hosts) < len(self.hosts)
+            name = self.hosts[len(hosts)].name if known else f"{self.name}.{len(hosts)}"
+            of = self.hosts[min(len(hosts), len(self.hosts) - 1)].devices[:left]
+            hosts.append(Host(name, of))
+            left -= len(of)
         names = {host.name for host in hosts}
         links = tuple(x for x in self.links if {x.a, x.b} <= names)
-        return replace(self, hosts=tuple(hosts), links=links, topology=tuple(levels))
+        levels = tuple(_resized(self.topology, devices))
+        return replace(self, hosts=tuple(hosts), links=links, topology=levels)
 
     def __str__(self) -> str:
         band = f", +-{self.error_band:.0%}" if self.error_band else ""
@@ -239,6 +235,15 @@ class Cluster(document.Document):
         values["topology"] = tuple(Level.from_dict(x, f"{name}: topology[{i}]") for i, x in levels)
         with document.at(name):
             return cls(**values)
+
+
+def _resized(levels: Sequence[Level], units: int) -> Iterator[Level]:
+    """Levels with so many devices: the lower ones as full as they are, the last one with the
+    rest."""
+    for level in levels:
+        size = units if level is levels[-1] else min(level.size, units)
+        yield replace(level, size=size)
+        units = -(-units // size)
 
 
 def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:

@@ -139,3 +139,21 @@ def test_levels_of_a_network() -> None:
 def test_levels_that_are_none(old: str, new: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Cluster.from_yaml(LEVELS.replace(old, new))
+
+
+def test_a_cluster_of_another_size() -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    assert cluster.resized(3) is cluster
+    assert [len(h.devices) for h in cluster.resized(1).hosts] == [1]
+    more = replace(cluster, network=Link("*", "*", 1e8)).resized(5)
+    assert [len(h.devices) for h in more.hosts] == [2, 1, 1, 1]
+    assert more.link("a", "b").bytes_per_second == 2.5e7
+    assert more.link("b", more.hosts[3].name).bytes_per_second == 1e8
+    racks = Cluster.from_yaml(LEVELS)
+    sizes = {n: [level.size for level in racks.resized(n).topology] for n in (2, 8, 16)}
+    assert sizes == {2: [2, 1, 1], 8: [2, 2, 2], 16: [2, 2, 4]}
+    for wrong in (0, 70_000):
+        with pytest.raises(ValueError, match=f"{wrong} devices are none of 1 to 65,536"):
+            cluster.resized(wrong)
+    with pytest.raises(ValueError, match="2 x 2 x 2 are 8 devices, but the hosts have 6"):
+        racks.resized(6)
