@@ -232,7 +232,7 @@ def figures() -> list[Figure]:
     unfounded = names_of_nothing()
     return [
         Figure("files", len(paths), 380),
-        Figure("lines of all files", sum(lengths.values()), 55_900),
+        Figure("lines of all files", sum(lengths.values()), 57_600),
         Figure("of these code, without imports", sum(map(code_lines, paths))),
         Figure("lines of a file, median", median(lengths.values()), 150),
         Figure("lines of a file, most", max(lengths.values()), 400, where=_above(lengths, 400)),
@@ -243,7 +243,7 @@ def figures() -> list[Figure]:
         Figure("complexity above 10, per cent", 100 * len(above) / len(lines), 4, where=above),
         Figure("modules in import cycles", len(circles), 0, where=tuple(circles)),
         Figure("class names in several files", len(names), 2, where=tuple(sorted(names))),
-        Figure("functions of more than 8 parameters", len(parameters), 3, where=parameters),
+        Figure("functions of more than 8 parameters", len(parameters), 4, where=parameters),
         Figure("bare constants of modules", len(constants), 40, where=constants),
         Figure(
             "longer public functions with a docstring, %",

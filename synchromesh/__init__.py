@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from synchromesh.launcher.function import launch as launch
     from synchromesh.planning.offline import Planned as Planned
     from synchromesh.planning.offline import plan as plan
+    from synchromesh.planning.simulation import simulate as simulate
+    from synchromesh.simulate.simulated import Simulated as Simulated
     from synchromesh.training.events import FitResult as FitResult
     from synchromesh.training.loop import fit as fit
     from synchromesh.training.prepare import prepare as prepare
@@ -35,12 +37,14 @@ _HOME = {
     "Moved": "checkpoint.switch",
     "Plan": "values.plan",
     "Planned": "planning.offline",
+    "Simulated": "simulate.simulated",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
     "fit": "training.loop",
     "launch": "launcher.function",
     "plan": "planning.offline",
     "prepare": "training.prepare",
+    "simulate": "planning.simulation",
 }
 __all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 

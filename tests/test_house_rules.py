@@ -31,6 +31,7 @@ LAYERS = (
     "programs",
     "estimate",
     "results",
+    "simulate",
     "report",  # up to here: facts, predictions and documents, no torch.distributed
     "launcher",
     "lab",

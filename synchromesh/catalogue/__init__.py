@@ -5,6 +5,7 @@ DEVICExCOUNT-NETWORK (`a100x16-ethernet25`). `devices.yaml` and `links.yaml` hol
 with its source; the rest of the last host is what remains of COUNT."""
 
 import re
+from contextlib import suppress
 
 from synchromesh.catalogue.sheet import Sheets, sheets
 from synchromesh.values.cluster import Cluster, Host
@@ -43,6 +44,16 @@ def cluster(name: str, most: int = 65_536) -> Cluster:
     if count > most:
         raise ValueError(f"{name}: {count} devices are more than the {most} of one cluster")
     return _cluster(known, name, match[1], count, match[3] or known.devices[match[1]].network)
+
+
+def resized(of: Cluster, devices: int) -> Cluster:
+    """A cluster with so many devices: of the catalogue where it is one of these, else `of` with
+    the first of its devices, or with more hosts."""
+    named = re.fullmatch(r"(.+x)[1-9][0-9]*(-.+)?", of.name)
+    if named and of.source == "datasheet":
+        with suppress(ValueError):
+            return cluster(f"{named[1]}{devices}{named[2] or ''}")
+    return of.resized(devices)
 
 
 def _cluster(known: Sheets, name: str, kind: str, count: int, network: str) -> Cluster:

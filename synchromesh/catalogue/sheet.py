@@ -7,8 +7,9 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 
 from synchromesh.values import document
-from synchromesh.values.cluster import ANY, DTYPES, Device, Link
+from synchromesh.values.cluster import DTYPES, Device, Link
 from synchromesh.values.fields import Keys, Within, of_plain
+from synchromesh.values.topology import ANY
 
 LINK_FIGURES = (
     "bytes_per_second", "latency_seconds", "start_seconds", "switch_bytes_per_second", "lanes",

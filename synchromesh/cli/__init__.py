@@ -7,7 +7,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
-from synchromesh.cli import compare, doctor, explain, lab, plan, report, run, trace, train, verify
+from synchromesh.cli import (
+    compare,
+    doctor,
+    explain,
+    lab,
+    plan,
+    report,
+    run,
+    simulate,
+    trace,
+    train,
+    verify,
+)  # fmt: skip
 from synchromesh.cli.command import Parser, commands, option
 from synchromesh.cli.completion import complete
 from synchromesh.cli.ranks import hush
@@ -16,7 +28,7 @@ from synchromesh.values.fault import Fault, Stopped
 from synchromesh.values.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
-COMMANDS = (doctor, plan, train, trace, explain, verify, compare, report, run, lab)
+COMMANDS = (doctor, plan, simulate, train, trace, explain, verify, compare, report, run, lab)
 
 
 def parser() -> argparse.ArgumentParser:

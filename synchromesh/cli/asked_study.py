@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.catalogue.prices import HourlyPrice, price
 from synchromesh.cli import options
 from synchromesh.results.study import StudySettings
 from synchromesh.study import strategy
@@ -37,7 +36,7 @@ class AskedStudy:
         self.strategies = tuple(dict.fromkeys((*args.strategies, *args.plan)))
         for name in self.strategies:
             strategy.check(name)
-        self.price = _price(args)
+        self.price = options.price(args)
         for kind in args.predict:
             cluster(kind, 1)
         self.targets = tuple(Target.parse(text) for text in args.target)
@@ -197,11 +196,3 @@ def metric_names(workload: "Workload", sampled: int = 32, alike: float = 0.01) -
                 "the rows, which ranks can add up"
             )
     return tuple(once)
-
-
-def _price(args: argparse.Namespace) -> HourlyPrice | None:
-    if args.instance is None and (args.region or args.price_date):
-        raise ValueError("--region and --price-date are those of an --instance: name one")
-    if args.hourly_price is not None:
-        return HourlyPrice(args.hourly_price, source="--hourly-price")
-    return args.instance and price(args.instance, args.region, args.price_date)

@@ -40,11 +40,6 @@ def names(text: str) -> tuple[str, ...]:
     return strategies
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1, each once."""
-    return tuple(dict.fromkeys(options.positive(part.strip()) for part in text.split(",")))
-
-
 def main(args: argparse.Namespace) -> int:
     from synchromesh.study.folder import StudyFolder
 
@@ -85,8 +80,9 @@ COMMAND = command(
            help=f"default {','.join(strategy.DEFAULT)}"),
     option("--plan", action="append", default=[], metavar="PLAN",
            help="a plan besides; repeatable"),
-    option("--nproc", type=counts, metavar="N,N,...", help="devices; default: the GPUs, else 2"),
-    option("--batch-sizes", type=counts, metavar="N,N,...",
+    option("--nproc", type=options.counts, metavar="N,N,...",
+           help="devices; default: the GPUs, else 2"),
+    option("--batch-sizes", type=options.counts, metavar="N,N,...",
            help="rows of a global batch, under weak scaling of one device; default: the "
            "workload's"),
     option("--scaling", choices=("strong", "weak"), default="strong",
@@ -108,14 +104,7 @@ COMMAND = command(
     option("--predict", action="append", default=[], metavar="DEVICE",
            help="rows that are predicted, not run, for devices of the catalogue: v100, or "
            "v100-ethernet25 with another network between hosts; repeatable"),
-    either(
-        option("--hourly-price", type=options.dollars, metavar="DOLLARS",
-               help="of one device for an hour"),
-        option("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge"),
-    ),
-    option("--region", metavar="R", help="of the instance's price"),
-    option("--price-date", metavar="DATE", help="of the instance's price"),
-    options.BF16,
+    options.PRICE, options.BF16,
     option("--note", default="", metavar="TEXT", help="for the report"),
     option("-o", "--output", default="study", metavar="DIR", help="default study"),
     options.JSON,

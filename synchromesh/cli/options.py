@@ -8,13 +8,14 @@ from math import inf, nextafter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from synchromesh.cli.command import Argument, option, together
+from synchromesh.cli.command import Argument, either, option, together
 from synchromesh.cli.completion import targets
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
     import torch
 
+    from synchromesh.catalogue.prices import HourlyPrice
     from synchromesh.workloads.workload import Workload
 
 N = TypeVar("N", int, float)
@@ -42,6 +43,11 @@ def port(text: str) -> int:
     return number
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, each once."""
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+
+
 def natural(text: str) -> int:
     """A whole number of at least 0 that fits a seed."""
     return _number(int, text, 0, 2**63, "a whole number from 0 to 2^63 - 1")
@@ -49,6 +55,10 @@ def natural(text: str) -> int:
 
 def seconds(text: str) -> float:
     return _number(float, text, nextafter(0.0, 1.0), 10**9, "a number of seconds above 0")
+
+
+def rate(text: str) -> float:
+    return _number(float, text, 0.0, 10**9, "a number from 0")
 
 
 def dollars(text: str) -> float:
@@ -71,6 +81,15 @@ TARGETS = together(
            help="a bundled workload, or path/to/file.py:function"),
     option("--data", metavar="DIR", action="append", default=[],
            help="folder of a bundled workload's data; once, or once for each TARGET"),
+)  # fmt: skip
+PRICE = together(
+    either(
+        option("--hourly-price", type=dollars, metavar="DOLLARS",
+               help="of one device for an hour"),
+        option("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge"),
+    ),
+    option("--region", metavar="R", help="of the instance's price"),
+    option("--price-date", metavar="DATE", help="of the instance's price"),
 )  # fmt: skip
 HEADROOM = option("--headroom", type=headroom, metavar="SIZE",
     help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
@@ -167,3 +186,14 @@ def check_degrees(plan: Plan, ranks: int) -> None:
             faults.append(str(error))
     if faults:
         raise ValueError("; ".join(dict.fromkeys(faults)))
+
+
+def price(args: argparse.Namespace) -> "HourlyPrice | None":
+    """That of `PRICE`."""
+    from synchromesh.catalogue import prices
+
+    if args.instance is None and (args.region or args.price_date):
+        raise ValueError("--region and --price-date are those of an --instance: name one")
+    if args.hourly_price is not None:
+        return prices.HourlyPrice(args.hourly_price, source="--hourly-price")
+    return args.instance and prices.price(args.instance, args.region, args.price_date)

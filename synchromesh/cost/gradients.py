@@ -7,7 +7,6 @@ Both carry out the events of `values/buckets.py`. A parameter that several stage
 over the ranks of all of them: its bucket begins when the last of their groups comes to it."""
 
 from collections.abc import Iterable
-from functools import partial
 
 from synchromesh.cost.alive_bytes import AliveBytes
 from synchromesh.cost.planned_step import (
@@ -101,7 +100,7 @@ class GradientSeconds:
     def finish(self) -> Spans:
         """Backward is over: what is left is sent, and all of it is waited for."""
         yield from self._carry_out(self._sending.finish())
-        yield from self.line.wait(lambda: all(map(self.timelines.arrived, self._sent)))
+        yield from self.timelines.await_all(self.group, self._sent)
         yield from self.line.finish()
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
@@ -110,7 +109,7 @@ class GradientSeconds:
                 self._send(event.bucket)
             else:
                 first = self._of[event.bucket].pop(0)
-                yield from self.line.wait(partial(self.timelines.arrived, first))
+                yield from self.timelines.await_all(self.group, (first,))
 
     def _send(self, number: int) -> None:
         bucket = self.gradients.buckets[number]

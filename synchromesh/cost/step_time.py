@@ -15,7 +15,6 @@ they meet at every collective, and at the end of the step in any case."""
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
 from synchromesh.cost.planned_step import (
@@ -29,7 +28,7 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     walked,
 )
-from synchromesh.cost.timeline import Spans, Timeline, Timelines
+from synchromesh.cost.timeline import RecordedSpan, Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.layout import Layout
@@ -59,12 +58,32 @@ class StepTime:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What each device group does in a step, in order, and the seconds of its optimizer."""
+
+    groups: tuple[tuple[RecordedSpan, ...], ...]
+    updates: tuple[float, ...]
+    time: StepTime
+
+
 def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many pieces take turns on the only stage.
     Unmeasured: by its name."""
+    return _walk(planned, profile, pieces, False).time
+
+
+def recorded(planned: PlannedStep, profile: Profile, pieces: int = 1) -> Recorded:
+    """The same step, with what goes on in it."""
+    return _walk(planned, profile, pieces, True)
+
+
+def _walk(planned: PlannedStep, profile: Profile, pieces: int, record: bool) -> Recorded:
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
+    for line in lines if record else ():
+        line.record = []
     timelines = Timelines(lines)
     gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
     sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
@@ -78,9 +97,10 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
     seconds = ends[last] + profile.calls.step + profile.host
-    return StepTime(
+    time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited, pieces
     )
+    return Recorded(tuple(tuple(line.record or ()) for line in lines), tuple(updates), time)
 
 
 def best_pieces(planned: PlannedStep, profile: Profile, choices: Sequence[int]) -> StepTime:
@@ -204,12 +224,12 @@ class _GroupWalk:
                 "in" if isinstance(instruction, Receive) else "out",
                 frozenset((of[message.source], of[message.target])),
             )  # fmt: skip
-        yield from self.line.wait(lambda: all(map(self.timelines.arrived, sent)))
+        yield from self.timelines.await_all(self.group, sent)
         yield from self.gradients.finish()
 
     def _run(self, action: Action) -> Spans:
         for message in self.needs.pop(action, ()):
-            yield from self.line.wait(partial(self.timelines.arrived, message))
+            yield from self.timelines.await_all(self.group, (message,))
         backward = action.kind == "B"
         calls, shared = self.traffic.profile.calls, action.micro_batch % self.traffic.pieces
         if not action.turn and not backward:
@@ -238,7 +258,7 @@ class _GroupWalk:
                 key = "again", i, action, number
                 self.line.depart(key, *repeated)
                 yield from self.line.arrive(key)
-        yield from self.line.compute(self.seconds[i][backward] * item.share)
+        yield from self.line.compute(self.seconds[i][backward] * item.share, (i, action))
         if backward:
             self.left[i] -= 1
             if self.left[i] % (self.shares[i] * self.traffic.pieces) == 0:

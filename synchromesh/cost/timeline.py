@@ -31,12 +31,12 @@ are walked together (`Timelines`), and the one whose next event comes first goes
                          ~~~~~~~~               and its receive is posted, and is there when it
     group 1   receive           [ 1F0 ] ...     has arrived at both ends"""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from synchromesh.values.compute import INERT, DeviceModel
 from synchromesh.values.profile import Overlap
@@ -45,6 +45,28 @@ _NOTHING = 1e-12  # seconds
 _UNDISTURBED = Overlap()
 Spans = Generator[float, float, None]
 Way = Literal["in", "out", "both"]
+
+
+@dataclass(eq=False)
+class RecordedTransfer:
+    """A collective or message of a record: from when all had come to it until it had arrived.
+    lane: its group (`Pattern`), or the message."""
+
+    kind: str
+    lane: object
+    begin: float = 0.0
+    end: float = 0.0
+
+
+class RecordedSpan(NamedTuple):
+    """Something that a group did. what: it computed, came to a transfer, waited for transfers.
+    of: a component's place and its action."""
+
+    what: Literal["compute", "come", "wait"]
+    begin: float
+    end: float
+    transfers: tuple[RecordedTransfer, ...] = ()
+    of: object = None
 
 
 @dataclass
@@ -59,6 +81,7 @@ class Flight:
     lane: object
     way: Way = "both"
     pair: object = None
+    transfer: RecordedTransfer | None = None
 
 
 @dataclass
@@ -66,7 +89,7 @@ class Timeline:
     """`compute`, `depart`, `arrive` in the order in which a rank does them; `clock` is now.
 
     joining: departures that another timeline brought about, at the moment until which time passes
-    next."""
+    next. record: what happens, in order, where somebody wants to know."""
 
     overlap: Mapping[str, Overlap] = field(default_factory=dict)
     device: DeviceModel = INERT
@@ -76,6 +99,10 @@ class Timeline:
     credit: float = 0.0  # seconds of work that go at the burst's speed
     under_way: dict[object, Flight] = field(default_factory=dict)
     joining: list[Callable[[], None]] = field(default_factory=list)
+    record: list[RecordedSpan] | None = None
+    _known: dict[object, RecordedTransfer] = field(
+        default_factory=dict
+    )  # the last one of each key
 
     @property
     def capacity(self) -> float:
@@ -91,10 +118,10 @@ class Timeline:
     def _left_by(self, taken: list[float]) -> float:
         return 1.0 - sum(taken) / len(taken) if taken else 1.0
 
-    def compute(self, seconds: float) -> Spans:
-        """Computes what takes `seconds` of lasting work, undisturbed."""
+    def compute(self, seconds: float, of: object = None) -> Spans:
+        """Computes what takes `seconds` of lasting work, undisturbed. of: for the record."""
         self.computed += seconds
-        left = seconds
+        left, begin = seconds, self.clock
         while left > _NOTHING:
             capacity = speed = self.capacity
             spans = [self._next(computing=True)] if self.under_way else []
@@ -104,35 +131,50 @@ class Timeline:
             took = yield min([left / speed, *spans])
             left -= took * speed
             self._pass(took, capacity - speed, computing=True)
+        if self.record is not None and self.clock > begin:
+            self.record.append(RecordedSpan("compute", begin, self.clock, (), of))
+
+    def come(self, key: object, transfer: RecordedTransfer) -> None:
+        """What is done next comes after this group has come to `transfer`."""
+        if self.record is not None:
+            self._known[key] = transfer
+            self.record.append(RecordedSpan("come", self.clock, self.clock, (transfer,)))
 
     def depart(
         self, key: object, kind: str, seconds: float, lane: object = None, way: Way = "both",
-        pair: object = None,
+        pair: object = None, transfer: RecordedTransfer | None = None,
     ) -> None:  # fmt: skip
         """A collective of `kind` that takes `seconds` alone begins. lane: its group; none: one
-        that no other has. way, pair: of a message."""
+        that no other has. way, pair, transfer: of one that several groups have come to."""
+        if transfer is None and self.record is not None and seconds > 0.0:
+            transfer = RecordedTransfer(kind, lane, self.clock, self.clock)
+            self.come(key, transfer)
         if seconds > 0.0:
             assert key not in self.under_way, f"{key} is under way"
             overlap = self.overlap.get(kind, _UNDISTURBED)
             rested = self.credit / self.device.burst.credit if self.device.burst.credit else 0.0
             late = overlap.delay * (1.0 - rested)
             lane = key if lane is None else lane
-            self.under_way[key] = Flight(late, seconds, overlap, lane, way, pair)
+            self.under_way[key] = Flight(late, seconds, overlap, lane, way, pair, transfer)
 
-    def wait(self, until: Callable[[], bool]) -> Spans:
-        """Waits for what `until` tells."""
+    def wait(self, keys: Iterable[object], until: Callable[[], bool]) -> Spans:
+        """Waits until what `until` tells of these collectives and messages."""
+        begin = self.clock
         while not until():
             took = yield self._next(computing=False)
             self.waited += took
             self._pass(took, self.spare, computing=False)
+        if self.record is not None:
+            known = tuple(self._known[key] for key in keys if key in self._known)
+            self.record.append(RecordedSpan("wait", begin, self.clock, known))
 
     def arrive(self, key: object) -> Spans:
         """Waits for a collective that began."""
-        yield from self.wait(lambda: key not in self.under_way)
+        yield from self.wait((key,), lambda: key not in self.under_way)
 
     def finish(self) -> Spans:
         """Waits for everything that began."""
-        yield from self.wait(lambda: not self.under_way)
+        yield from self.wait(tuple(self.under_way), lambda: not self.under_way)
 
     def _rates(self, computing: bool) -> dict[object, float]:
         """Those that move, and how fast: the first of each lane, as far as it is not late."""
@@ -166,6 +208,9 @@ class Timeline:
             self.under_way[key].left -= seconds * rate
         for flight in self.under_way.values():
             flight.late = max(0.0, flight.late - seconds)
+        for flight in self.under_way.values():
+            if flight.transfer is not None and flight.left <= _NOTHING:
+                flight.transfer.end = max(flight.transfer.end, self.clock)
         self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}
         joining, self.joining = self.joining, []
         for depart in joining:
@@ -176,6 +221,7 @@ class Timeline:
 class Departure:
     """What begins when so many groups have come to it. came: by group, which way it goes there."""
 
+    transfer: RecordedTransfer
     came: dict[int, Way] = field(default_factory=dict)
     begun: bool = False
 
@@ -197,15 +243,19 @@ class Timelines:
         lane: object = None, way: Way = "both", pair: object = None,
     ) -> None:  # fmt: skip
         """A group comes to `key`. With the last of the parties it departs, from each of them."""
-        departure = self._departures.setdefault(key, Departure())
+        departure = self._departures.setdefault(key, Departure(RecordedTransfer(kind, lane)))
         departure.came[group] = way
+        self.lines[group].come(key, departure.transfer)
         if len(departure.came) < parties:
             return
         departure.begun = True
+        departure.transfer.begin = departure.transfer.end = self.lines[group].clock
         for party, its in departure.came.items():
             if seconds > 0.0:
                 self._pending[party].add(key)
-            depart = partial(self.lines[party].depart, key, kind, seconds, lane, its, pair)
+            depart = partial(
+                self.lines[party].depart, key, kind, seconds, lane, its, pair, departure.transfer
+            )
             if party == group:
                 depart()
             else:
@@ -218,6 +268,10 @@ class Timelines:
         if departure is None or not departure.begun:
             return False
         return not any(key in self.lines[group].under_way for group in departure.came)
+
+    def await_all(self, group: int, keys: Collection[object]) -> Spans:
+        """A group waits for what it has come to."""
+        yield from self.lines[group].wait(keys, lambda: all(map(self.arrived, keys)))
 
     def walk(self, walks: Sequence[Spans]) -> None:
         """Lets all walks come to their ends."""

@@ -26,16 +26,20 @@ Source of steps, tree, switch and their latencies: NCCL's own model (github.com/
 5067397, src/graph/tuning.cc); of the volumes: Chan et al. 2007 (`traffic.py`). A tree sends n up
 and n down; on two hosts each of them sends n once.
 
-W: d devices of a host reach min(d, lanes) / lanes of its adapters' rate, and where `groups` such
-groups run at once each gets at most 1 / groups of the whole."""
+W: d devices of a host reach min(d, lanes) / lanes of its adapters' rate; what groups that run at
+once get of hosts' links, and of those of racks and pods (`values/topology.py`), are max-min fair
+shares (`fair_shares.py`) of what goes from host to host around their rings."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from math import ceil, log2, sqrt
+from itertools import pairwise, permutations
+from math import ceil, inf, log2, sqrt
 from typing import cast
 
+import numpy as np
+
+from synchromesh.estimate.fair_shares import fair_shares
 from synchromesh.values.cluster import Cluster, Link
 from synchromesh.values.profile import Curve, Pattern
 from synchromesh.values.traffic import MESSAGES, CollectiveKind
@@ -60,24 +64,14 @@ class GroupPlacement:
     def of(cls, cluster: Cluster, ranks: Sequence[int], groups: int = 1) -> "GroupPlacement":
         """The group of `ranks` (as in `cluster.ranks`), of which `groups` alike run at once.
         ValueError where a rank is none of the cluster or a link is not described."""
-        known = cluster.ranks
-        if not 0 < len(ranks) == len(set(ranks) & set(range(len(known)))):
-            raise ValueError(f"ranks {list(ranks)} should be different ones from 0 to "
-                             f"{len(known) - 1} of {cluster.name}")  # fmt: skip
-        counts = Counter(known[rank][0] for rank in ranks)
-        names = list(counts)
-        ring = list(pairwise([*names, names[0]])) if len(names) > 1 else []
-        outer = [cluster.link(a, b) for a, b in ring]
-        shared = {
-            link: min(min(counts[a], counts[b], link.lanes) / link.lanes, 1 / groups)
-            for (a, b), link in zip(ring, outer, strict=True)
-        }
-        return cls(
-            len(ranks), len(names), max(counts.values()),
-            _slowest([cluster.link(name, name) for name, n in counts.items() if n > 1]),
-            _slowest(outer),
-            min((x.bytes_per_second * share for x, share in shared.items()), default=0.0),
-        )  # fmt: skip
+        known = len(cluster.ranks)
+        if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < known:
+            raise ValueError(
+                f"ranks {list(ranks)} should be different ones from 0 to {known - 1} of "
+                f"{cluster.name}"
+            )
+        (placed,) = _placed(cluster, [ranks], "all_reduce", groups)
+        return placed
 
     @property
     def start_seconds(self) -> float:
@@ -118,54 +112,101 @@ def curves(
 ) -> dict[tuple[str, Pattern], Curve]:
     """Seconds over payload of collectives on `ranks` (all), of all groups of a pattern at once.
     What counts is the group that takes longest. Ranks are placed host after host."""
-    of_kind: dict[tuple[str, Pattern], Curve] = {}
-    for kind, pattern in dict.fromkeys(wanted):
-        there = ranks or range(len(cluster.ranks))
-        if kind in MESSAGES:
-            groups = _pairs(cluster, kind, pattern, there)
-        else:
-            groups = _together(cluster, pattern, there)
-        of_kind[kind, pattern] = Curve.of(
-            (
-                size,
-                max(
-                    (group_seconds(cast(CollectiveKind, kind), size, g) for g in groups),
-                    default=0.0,
-                ),
-            )
-            for size in SIZES
-        )
-    return of_kind
+    there = range(len(cluster.ranks)) if ranks is None else ranks
+
+    def curve(kind: CollectiveKind, pattern: Pattern) -> Curve:
+        groups = {
+            placed
+            for places in _rounds(kind, pattern, len(there))
+            for placed in _placed(cluster, [[there[p] for p in g] for g in places], kind)
+        }
+        most = ((n, max((group_seconds(kind, n, g) for g in groups), default=0.0)) for n in SIZES)
+        return Curve.of(most)
+
+    return {(k, p): curve(cast(CollectiveKind, k), p) for k, p in dict.fromkeys(wanted)}
 
 
-def _together(cluster: Cluster, pattern: Pattern, ranks: Sequence[int]) -> set[GroupPlacement]:
-    """The different groups of a pattern, each with what it gets of the network beside the rest."""
-    known = cluster.ranks
-    places = (g for g in pattern.groups(len(ranks)) if len(g) == pattern.size)
-    groups = [tuple(ranks[place] for place in g) for g in places]
-    hosts = [{known[rank][0] for rank in group} for group in groups]
-    outward = Counter(chain.from_iterable(names for names in hosts if len(names) > 1))
-    return {
-        GroupPlacement.of(cluster, group, max(1, *map(outward.__getitem__, names)))
-        for group, names in zip(groups, hosts, strict=True)
-    }
+def _rounds(kind: str, pattern: Pattern, devices: int) -> Iterable[Sequence[tuple[int, ...]]]:
+    """The groups of a pattern that talk at once."""
+    if kind in MESSAGES:
+        return pattern.pairs(devices)
+    return [[g for g in pattern.groups(devices) if len(g) == pattern.size]]
 
 
-def _pairs(
-    cluster: Cluster, kind: str, pattern: Pattern, ranks: Sequence[int]
+@dataclass(frozen=True)
+class _Crossing:
+    """A flow of a group between two hosts. fills: the part of a host's adapters that it can use.
+    part: of what the group sends out of a host."""
+
+    group: int
+    source: int
+    target: int
+    link: Link
+    fills: float
+    part: float = 1.0
+
+
+def _placed(
+    cluster: Cluster, groups: Sequence[Sequence[int]], kind: str, times: int = 1
 ) -> set[GroupPlacement]:
-    """The different pairs of a pattern, with their share of the adapters in their round."""
-    known, placements = cluster.ranks, set()
-    for pairs in pattern.pairs(len(ranks)):
-        here = [(ranks[a], ranks[b]) for a, b in pairs]
-        across = [(known[a][0], known[b][0]) for a, b in here if known[a][0] != known[b][0]]
-        if kind == "exchange":
-            across += [(b, a) for a, b in across]
-        out, into = (Counter(names) for names in zip(*across, strict=True)) if across else ({}, {})
-        for a, b in here:
-            shared = max(out.get(known[a][0], 1), into.get(known[b][0], 1))
-            placements.add(GroupPlacement.of(cluster, (a, b), shared))
-    return placements
+    """The different ones of groups that run at once, each with what it gets of the links. times:
+    how many equal ones each of them stands for."""
+    counted = [Counter(cluster.host_of[rank] for rank in ranks) for ranks in groups]
+    crossings = [
+        c for n, counts in enumerate(counted) for c in _crossings(cluster, n, counts, kind)
+    ]
+    rates = [0.0 if len(counts) == 1 else inf for counts in counted]
+    links: list[set[Link]] = [set() for _ in groups]
+    for crossing, share in zip(crossings, _shares(cluster, crossings, times), strict=True):
+        rate = share / crossing.part * crossing.link.bytes_per_second
+        rates[crossing.group] = min(rates[crossing.group], rate)
+        links[crossing.group].add(crossing.link)
+    return {
+        GroupPlacement(
+            len(ranks), len(counts), max(counts.values()),
+            _slowest([cluster.link_at(host, host) for host, n in counts.items() if n > 1]),
+            _slowest([*outer]), rate,
+        )
+        for ranks, counts, outer, rate in zip(groups, counted, links, rates, strict=True)
+    }  # fmt: skip
+
+
+def _crossings(
+    cluster: Cluster, group: int, counts: Mapping[int, int], kind: str
+) -> list[_Crossing]:
+    """Of a group with so many ranks on hosts: around the ring, of a message its way, or from each
+    host to each other one."""
+    hosts = list(counts)
+    if len(hosts) == 1:
+        return []
+    ways = list(pairwise([*hosts, *([] if kind == "send" else hosts[:1])]))
+    if kind == "all_to_all":
+        ways = list(permutations(hosts, 2))
+    part = 1.0 / (len(hosts) - 1) if kind == "all_to_all" else 1.0
+
+    def crossing(a: int, b: int) -> _Crossing:
+        link = cluster.link_at(a, b)
+        fills = part * min(counts[a], counts[b], link.lanes) / link.lanes
+        return _Crossing(group, a, b, link, fills, part)
+
+    return [crossing(a, b) for a, b in ways]
+
+
+def _shares(cluster: Cluster, crossings: Sequence[_Crossing], times: int) -> list[float]:
+    """The part of a host's link that each has beside the others; each has a link of its own, too,
+    which ends where the adapters do that it can use."""
+    if not crossings:
+        return []
+    levels = cluster.levels
+    ends = np.array([(c.source, c.target) for c in crossings])
+    own = len(levels.capacities) + np.arange(len(crossings))
+    routes = np.column_stack([levels.routes(ends[:, 0], ends[:, 1]), own])
+    fills = np.array([times * c.fills for c in crossings])
+    capacities = np.concatenate([levels.capacities, fills])
+    shares: list[float] = fair_shares(
+        routes, capacities, np.full(len(crossings), float(times))
+    ).tolist()
+    return shares
 
 
 def _sent(kind: CollectiveKind, size: int, ranks: int) -> float:

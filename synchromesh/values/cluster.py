@@ -12,6 +12,7 @@
       - {between: [a, b], bytes_per_second: 2.5e+7, latency_seconds: 1.0e-4}
     inside: {bytes_per_second: 1.0e+9}      # between the devices of a host that `links` leaves out
     network: {bytes_per_second: 2.5e+7}     # between two hosts that `links` leaves out
+    topology: []                            # levels, in place of inside and network (`topology`)
 
 Units: bytes, seconds, floating-point operations per second that are achieved in practice."""
 
@@ -20,16 +21,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Annotated, Any
+from math import prod
+from typing import Any
 
 from synchromesh.values import document
-from synchromesh.values.fields import Within, of_plain
+from synchromesh.values.topology import (
+    ANY,
+    FIGURES,
+    MOST_DEVICES,
+    MOST_RATE,
+    Level,
+    Topology,
+    link_of,
+)
+from synchromesh.values.topology import Link as Link
 
-Seconds = Annotated[float, Within(0, 3600.0)]  # of a message
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
-
-
-MOST_RATE = 1e24  # bytes or operations a second: beyond, their arithmetic overflows
 
 
 @dataclass(frozen=True)
@@ -54,40 +61,14 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Link:
-    """What carries bytes between two hosts, or (`a == b`) between the devices of one host.
-
-    bytes_per_second: achieved, in each direction; inside a host of each device, between hosts of
-    all devices of a host together, over `lanes` equal adapters of which one device uses one.
-    latency_seconds: of one message or one step of a collective. start_seconds: what a collective
-    needs once, however many steps it has. switch_bytes_per_second: bus bandwidth (as nccl-tests
-    defines it: 2 (m-1)/m n / seconds) of an all-reduce that the switch itself sums; 0 where it
-    cannot."""
-
-    a: str
-    b: str
-    bytes_per_second: Annotated[float, Within(1, MOST_RATE)]
-    latency_seconds: Seconds = 0.0
-    kind: str = ""  # nvlink, pcie, ethernet, infiniband, efa, loopback; for people alone
-    start_seconds: Seconds = 0.0
-    switch_bytes_per_second: Annotated[float, Within(0, MOST_RATE)] = 0.0
-    lanes: Annotated[int, Within(1, 2**40)] = 1
-
-    def seconds(self, size: int) -> float:
-        """Time of one message of `size` bytes: latency + size / bandwidth."""
-        return self.latency_seconds + size / self.bytes_per_second
-
-
-ANY = "*"  # the ends of a link that stands for every pair not listed
-
-
-@dataclass(frozen=True)
 class Cluster(document.Document):
     """Hosts and links with where the figures come from.
 
     inside, network: the link between the devices of a host, and between two hosts, for those that
     `links` leaves out; their own ends are `ANY`. Links are kept in order and without those that
-    say what `inside` and `network` say, so that equal clusters compare equal."""
+    say what `inside` and `network` say, so that equal clusters compare equal.
+    topology: levels from the devices outwards; `inside` and `network` are the links of the first
+    two of them."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -98,12 +79,15 @@ class Cluster(document.Document):
     inside: Link | None = None
     network: Link | None = None
     error_band: float = 0.0  # relative error of estimates from these figures; 0: not stated
+    topology: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = (replace(x, a=min(x.a, x.b), b=max(x.a, x.b)) for x in self.links)
         links = sorted(ordered, key=lambda x: (x.a, x.b))
         if fault := next(self._faults(links), None):
             raise ValueError(f"{self.name}: {fault}")
+        for end, level in zip(("inside", "network"), self.topology, strict=False):
+            object.__setattr__(self, end, level.link)
         for end in ("inside", "network"):
             link = getattr(self, end)
             if link is not None:
@@ -118,19 +102,47 @@ class Cluster(document.Document):
             yield f"two hosts are called {', '.join(doubled)}"
         if ANY in names:
             yield f"a host is called {ANY!r}, which stands for any host"
-        if not self.ranks:
-            yield "has no devices"
+        if not 0 < len(self.ranks) <= MOST_DEVICES:
+            yield f"has {len(self.ranks) or 'no'} devices; a cluster has 1 to {MOST_DEVICES:,}"
         for link in self.links:
             if unknown := sorted({link.a, link.b} - set(names)):
                 yield f"a link names {unknown[0]!r}, which is no host"
         for first, second in pairwise(links):
             if (first.a, first.b) == (second.a, second.b):
                 yield f"two links join {first.a!r} and {first.b!r}"
+        yield from (f"topology: {fault}" for fault in self._topology_faults())
 
-    @property
+    def _topology_faults(self) -> Iterator[str]:
+        if not self.topology:
+            return
+        first, *above = self.topology
+        if not above or None in (first.link, above[0].link):
+            yield "its first two levels are hosts and what joins them, each with a link"
+        each = sorted({len(host.devices) for host in self.hosts} - {first.size})
+        if each:
+            yield f"{first.size} devices a host, but hosts have {' or '.join(map(str, each))}"
+        product = prod(level.size for level in self.topology)
+        if product != len(self.ranks):
+            sizes = " x ".join(str(level.size) for level in self.topology)
+            yield f"{sizes} are {product} devices, but the hosts have {len(self.ranks)}"
+        if self.links or {self.inside, self.network} - {None, first.link, above[0].link}:
+            yield "says what `inside`, `network` and `links` say: leave these out"
+
+    @cached_property
+    def levels(self) -> Topology:
+        """The levels above the hosts; without a topology one that joins all."""
+        joins = self.topology[1:] or (Level("network", len(self.hosts), self.network),)
+        return Topology(joins)
+
+    @cached_property
     def ranks(self) -> tuple[tuple[str, Device], ...]:
         """Host name and device of every rank, host after host."""
         return tuple((host.name, device) for host in self.hosts for device in host.devices)
+
+    @cached_property
+    def host_of(self) -> tuple[int, ...]:
+        """The place of each rank's host."""
+        return tuple(i for i, host in enumerate(self.hosts) for _ in host.devices)
 
     def link(self, a: str, b: str) -> Link:
         """The link between hosts `a` and `b`. ValueError where the cluster describes none."""
@@ -139,6 +151,17 @@ class Cluster(document.Document):
             raise ValueError(f"{self.name}: no link between {a!r} and {b!r} is described")
         return link
 
+    def link_at(self, a: int, b: int) -> Link:
+        """The link between hosts by their places; where there are racks and so on, of a host, with
+        the latencies of the highest level that it leads through."""
+        link = self.link(self.hosts[a].name, self.hosts[b].name)
+        if a == b or len(self.levels.levels) == 1:
+            return link
+        highest = self.levels.links[self.levels.height(a, b)] or link
+        return replace(
+            link, latency_seconds=highest.latency_seconds, start_seconds=highest.start_seconds
+        )
+
     @cached_property
     def _listed(self) -> dict[tuple[str, str], Link]:
         return {(link.a, link.b): link for link in self.links}
@@ -146,6 +169,25 @@ class Cluster(document.Document):
     def _default(self, a: str, b: str) -> Link | None:
         link = self.inside if a == b else self.network
         return link and replace(link, a=min(a, b), b=max(a, b))
+
+    def resized(self, devices: int) -> "Cluster":
+        """The same with so many devices: the first ones, or more hosts like the last. ValueError
+        where the levels of its network, or its hosts, cannot have that many."""
+        if devices == len(self.ranks):
+            return self
+        if not 0 < devices <= MOST_DEVICES:
+            raise ValueError(f"{self.name}: {devices} devices are none of 1 to {MOST_DEVICES:,}")
+        hosts, left = list[Host](), devices
+        while left > 0:
+            known = len(hosts) < len(self.hosts)
+            name = self.hosts[len(hosts)].name if known else f"{self.name}.{len(hosts)}"
+            of = self.hosts[min(len(hosts), len(self.hosts) - 1)].devices[:left]
+            hosts.append(Host(name, of))
+            left -= len(of)
+        names = {host.name for host in hosts}
+        links = tuple(x for x in self.links if {x.a, x.b} <= names)
+        levels = tuple(_resized(self.topology, devices))
+        return replace(self, hosts=tuple(hosts), links=links, topology=levels)
 
     def __str__(self) -> str:
         band = f", +-{self.error_band:.0%}" if self.error_band else ""
@@ -161,12 +203,14 @@ class Cluster(document.Document):
             "name": self.name, "source": self.source, "error_band": self.error_band,
             "date": self.date, "emulated": self.emulated,
             "hosts": [{"name": h.name, "devices": _device_list(h.devices)} for h in self.hosts],
-            "links": [{"between": [x.a, x.b], **_link_dict(x)} for x in self.links],
+            "links": [{"between": [x.a, x.b], **x.to_dict()} for x in self.links],
         }  # fmt: skip
+        if self.topology:
+            return item | {"topology": [level.to_dict() for level in self.topology]}
         for end in ("inside", "network"):
             link = getattr(self, end)
             if link is not None:
-                item[end] = _link_dict(link)
+                item[end] = link.to_dict()
         return item
 
     @classmethod
@@ -186,9 +230,20 @@ class Cluster(document.Document):
             "error_band": document.number(item.get("error_band", 0.0), f"{name}: error_band"),
         }
         for end in sorted({"inside", "network"} & item.keys()):
-            values[end] = _figures(ANY, ANY, item[end], f"{name}: {end}")
+            values[end] = link_of(ANY, ANY, item[end], f"{name}: {end}")
+        levels = enumerate(document.sequence(item.get("topology", []), f"{name}: topology"))
+        values["topology"] = tuple(Level.from_dict(x, f"{name}: topology[{i}]") for i, x in levels)
         with document.at(name):
             return cls(**values)
+
+
+def _resized(levels: Sequence[Level], units: int) -> Iterator[Level]:
+    """Levels with so many devices: the lower ones as full as they are, the last one with the
+    rest."""
+    for level in levels:
+        size = units if level is levels[-1] else min(level.size, units)
+        yield replace(level, size=size)
+        units = -(-units // size)
 
 
 def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:
@@ -203,15 +258,6 @@ def _device_list(devices: tuple[Device, ...]) -> list[dict[str, Any]]:
         }
         for device, same in groupby(devices)
     ]
-
-
-FIGURES = tuple(f.name for f in fields(Link) if f.name not in ("a", "b"))  # of a link
-
-
-def _link_dict(link: Link) -> dict[str, Any]:
-    needed = ("bytes_per_second", "latency_seconds")
-    figures = ((f, getattr(link, f.name)) for f in fields(Link) if f.name in FIGURES)
-    return {f.name: x for f, x in figures if f.name in needed or x != f.default}
 
 
 def _host(value: Any, path: str) -> Host:
@@ -247,9 +293,4 @@ def _link(value: Any, path: str) -> Link:
     if len(ends) != 2:
         raise ValueError(f"{path}.between: should name two hosts, not {len(ends)}")
     a, b = (document.text(end, f"{path}.between") for end in ends)
-    return _figures(a, b, {k: v for k, v in item.items() if k != "between"}, path)
-
-
-def _figures(a: str, b: str, item: dict[str, Any], path: str) -> Link:
-    known = document.mapping(item, path, FIGURES, ("bytes_per_second",))
-    return of_plain(Link, {**known, "a": a, "b": b}, path)
+    return link_of(a, b, {k: v for k, v in item.items() if k != "between"}, path)

@@ -1,6 +1,7 @@
 """Estimated collectives: laws, drawn volumes, and the published measurements of NCCL."""
 
 import csv
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ from synchromesh import catalogue
 from synchromesh.estimate.network import SIZES, GroupPlacement, curves, group_seconds
 from synchromesh.values.cluster import ANY, Cluster, Device, Host, Link
 from synchromesh.values.profile import Pattern
+from synchromesh.values.topology import Level
 from synchromesh.values.traffic import MESSAGES, CollectiveKind, sent_bytes
 from tests.published import published
 
@@ -104,6 +106,55 @@ def test_adapters_and_groups_share_a_hosts_network() -> None:
     one = cluster([8, 8], FAST, Link(ANY, ANY, 8e9))
     assert seconds("all_gather", 8 * 10**9, one, [0, 8]) == pytest.approx(0.5)
     assert seconds("all_gather", 8 * 10**9, one, [0, 8], groups=8) == pytest.approx(4.0)
+
+
+def racks(over: float, hosts: int = 2, racks: int = 2) -> Cluster:
+    """Of hosts with one device and 1 GB/s each."""
+    levels = (
+        Level("host", 1, Link(ANY, ANY, 1e12)),
+        Level("rack", hosts, Link(ANY, ANY, 1e9), over),
+        Level("core", racks),
+    )
+    devices = (Host(f"h{i}", (Device("cpu", 1),)) for i in range(hosts * racks))
+    return Cluster("c", tuple(devices), topology=levels)
+
+
+@pytest.mark.parametrize("over", [1.0, 2.0, 4.0])
+def test_groups_share_what_leaves_a_rack(over: float) -> None:
+    c, size = racks(over), 10**9
+    pairs = {("all_gather", Pattern(2, stride)) for stride in (1, 2)}
+    found = curves(c, [*pairs, ("all_gather", Pattern(4)), ("send", Pattern(2, 2))])
+    inside, across = found["all_gather", Pattern(2, 1)], found["all_gather", Pattern(2, 2)]
+    assert inside(size) == pytest.approx(0.5)
+    assert across(size) == pytest.approx(0.5 * over)  # both leave the rack by 2 GB/s / over
+    assert found["send", Pattern(2, 2)](size) == pytest.approx(1.0 * over)
+    # one ring, which leaves each rack once
+    assert found["all_gather", Pattern(4)](size) == pytest.approx(0.75 * max(1.0, over / 2))
+
+
+def test_what_goes_to_all_others_meets_where_links_are_thin() -> None:
+    """Each of 4 hosts sends 1/4 of its bytes to each other one: half of them leave the rack."""
+    for over, slowest in ((1.0, 0.75), (4.0, 2 * 0.5 / 0.5)):
+        found = curves(racks(over), [("all_to_all", Pattern(4))])["all_to_all", Pattern(4)]
+        assert found(10**9) == pytest.approx(slowest)
+
+
+def test_the_latency_is_that_of_the_highest_level() -> None:
+    far = replace(SLOW, latency_seconds=5e-3, start_seconds=0.0)
+    c = racks(1.0)
+    c = replace(c, topology=(*c.topology[:2], Level("core", 2, far)), inside=None, network=None)
+    assert seconds("send", 0, c, [0, 1]) == 0.0
+    assert seconds("send", 0, c, [1, 2]) == pytest.approx(5e-3)
+
+
+def test_sixty_five_thousand_devices_are_estimated_soon() -> None:
+    c = racks(7.0, hosts=64, racks=1024)
+    began = time.perf_counter()
+    found = curves(c, [("all_reduce", Pattern(64, 1024))])
+    assert time.perf_counter() - began < 20.0
+    assert found["all_reduce", Pattern(64, 1024)](10**9) == pytest.approx(
+        2 * 63 / 64 * 7, rel=0.01
+    )
 
 
 def test_a_switch_that_adds_is_used_inside_one_host() -> None:

@@ -100,3 +100,60 @@ def test_documents_that_describe_no_cluster(old: str, new: str, message: str) ->
     assert TEXT.count(old) >= 1
     with pytest.raises(ValueError, match=message):
         Cluster.from_yaml(TEXT.replace(old, new))
+
+
+LEVELS = """
+name: racks
+hosts: [{name: a, devices: [{kind: cpu, count: 2, memory_bytes: 1}]},
+        {name: b, devices: [{kind: cpu, count: 2, memory_bytes: 1}]}]
+topology:
+  - {name: host, size: 2, link: {bytes_per_second: 1e9}}
+  - {name: rack, size: 2, link: {bytes_per_second: 1e8, lanes: 2}, oversubscription: 4}
+  - {name: core, size: 1}
+"""
+
+
+def test_levels_of_a_network() -> None:
+    cluster = Cluster.from_yaml(LEVELS)
+    assert Cluster.from_yaml(cluster.to_yaml()) == cluster == Cluster.from_json(cluster.to_json())
+    assert cluster.link("a", "a").bytes_per_second == 1e9
+    assert cluster.link("a", "b").lanes == 2
+    rates = [link.bytes_per_second for link in cluster.levels.links if link]
+    assert rates == [1e8, 2 * 1e8 / 4]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("size: 1}", "size: 2}", "2 x 2 x 2 are 8 devices, but the hosts have 4"),
+        ("host, size: 2", "host, size: 4", "4 devices a host, but hosts have 2"),
+        ("oversubscription: 4", "oversubscription: 0.5", r"\[1\]\.oversubscription: .*at least"),
+        ("oversubscription: 4", "oversubscription: .inf", "should be a finite number"),
+        (", lanes: 2}", "}, speed: 3", r"topology\[1\]: .*speed"),
+        ("link: {bytes_per_second: 1e8, lanes: 2}, ", "",
+         "first two levels are hosts and what joins them, each with a link"),
+        ("topology:", "network: {bytes_per_second: 1}\ntopology:", "leave these out"),
+        ("count: 2", "count: 40000", "has 80000 devices; a cluster has 1 to 65,536"),
+    ],
+)  # fmt: skip
+def test_levels_that_are_none(old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Cluster.from_yaml(LEVELS.replace(old, new))
+
+
+def test_a_cluster_of_another_size() -> None:
+    cluster = Cluster.from_yaml(TEXT)
+    assert cluster.resized(3) is cluster
+    assert [len(h.devices) for h in cluster.resized(1).hosts] == [1]
+    more = replace(cluster, network=Link("*", "*", 1e8)).resized(5)
+    assert [len(h.devices) for h in more.hosts] == [2, 1, 1, 1]
+    assert more.link("a", "b").bytes_per_second == 2.5e7
+    assert more.link("b", more.hosts[3].name).bytes_per_second == 1e8
+    racks = Cluster.from_yaml(LEVELS)
+    sizes = {n: [level.size for level in racks.resized(n).topology] for n in (2, 8, 16)}
+    assert sizes == {2: [2, 1, 1], 8: [2, 2, 2], 16: [2, 2, 4]}
+    for wrong in (0, 70_000):
+        with pytest.raises(ValueError, match=f"{wrong} devices are none of 1 to 65,536"):
+            cluster.resized(wrong)
+    with pytest.raises(ValueError, match="2 x 2 x 2 are 8 devices, but the hosts have 6"):
+        racks.resized(6)

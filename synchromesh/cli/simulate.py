@@ -1,0 +1,135 @@
+"""`synchromesh simulate TARGET --plan P --cluster C`: plans walked without devices."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synchromesh.cli import options, ranks
+from synchromesh.cli.command import answer, command, option
+from synchromesh.cli.completion import clusters
+from synchromesh.cli.plan import size
+
+if TYPE_CHECKING:
+    from synchromesh.planning.simulation import Failures
+    from synchromesh.simulate.simulated import Simulated
+
+
+def main(args: argparse.Namespace) -> int:
+    from synchromesh.cli.console import working
+    from synchromesh.values.document import write
+
+    if args.trace and (refused := options.refusal(args.trace, args.force, (".json",))):
+        raise ValueError(refused)
+    if args.trace and "," in args.plan:
+        raise ValueError(f"--trace is of one plan, and --plan {args.plan} names several")
+    with ranks.uncollected(), working() as say:
+        from synchromesh.planning import simulation
+        from synchromesh.planning.offline import cluster_of
+        from synchromesh.simulate.replay import Variation
+        from synchromesh.simulate.step import trace_events
+        from synchromesh.workloads.stand_in import stand_in
+
+        cluster = cluster_of(args.cluster)
+        plans = [options.plan(text) for text in args.plan.split(",")]
+        for plan in plans:
+            if not plan.automatic:
+                options.check_degrees(plan, len(cluster.ranks))
+        workload = options.example(args)
+        made = simulation.simulate(
+            stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
+            workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
+            headroom=args.headroom, autocast=options.precision(args.bf16), carry=workload.carry,
+            variation=Variation(args.jitter, dict(args.slow), args.seed), devices=args.devices,
+            scaling=args.scaling, failures=_failures(args), price=options.price(args), say=say,
+        )  # fmt: skip
+    if args.trace and (step := made.plans[0].step):
+        write(Path(args.trace), trace_events(step, made.names))
+    answer(args, made.to_dict(), lambda: _show(made))
+    return 0 if all(p.step for p in made.plans) else 1
+
+
+def _failures(args: argparse.Namespace) -> "Failures | None":
+    from synchromesh.planning.simulation import Failures
+    from synchromesh.simulate.failures import Presence, Recovery
+
+    if args.failures is None and args.presence is None:
+        return None
+    kind, spares = Recovery.parse(args.recovery)
+    recovery = Recovery(kind, spares, args.detection, args.restart, 3600.0 * args.repair_hours)
+    presence = Presence.load(Path(args.presence)) if args.presence else None
+    return Failures(
+        args.failures or 0.0, recovery, args.days, args.checkpoint_every, args.checkpoint_seconds,
+        presence, args.draws,
+    )  # fmt: skip
+
+
+def _show(made: "Simulated") -> None:
+    from synchromesh.cli.console import Console, table
+    from synchromesh.simulate.simulated import failing_rows
+
+    console = Console.wide(160)
+    band = f"+-{made.error_band:.0%}" if made.error_band else "error not stated"
+    title = f"{made.workload} on {made.cluster.name} ({made.source}, time {band})"
+    titles = (title, "other numbers of devices", "days with failures")
+    tables = (made.rows(), made.scaling_rows(), failing_rows(made.plans))
+    for name, (heading, *rows) in zip(titles, ([*t] or [()] for t in tables), strict=True):
+        if rows:
+            console.print(table(name, heading, rows))
+
+
+def slow(text: str) -> tuple[int, float]:
+    """A device and its speed, `17:0.5`."""
+    device, _, speed = text.partition(":")
+    try:
+        found = options.natural(device), options.rate(speed)
+    except argparse.ArgumentTypeError:
+        found = 0, 0.0
+    if not 0.0 < found[1] <= 1e3:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no DEVICE:SPEED, as 17:0.5 for half of its speed"
+        )
+    return found
+
+
+COMMAND = command(
+    "simulate", main, "what plans do on a cluster: steps, failures, money",
+    "Walks plans from event to event on a cluster that need not be there, from its data sheets or "
+    "from what doctor measured, and prints seconds of a step and what they go into.",
+    options.target(),
+    option("--cluster", metavar="C", required=True, completer=clusters,
+           help="a name of the catalogue (h100x64), or a file that doctor wrote"),
+    option("--plan", default="auto", metavar="PLANS", help="one, or several by commas"),
+    option("--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"),
+    options.HEADROOM, options.BF16,
+    option("--jitter", type=options.rate, default=0.0, metavar="SHARE",
+           help="standard deviation of the seconds of each computation, as 0.03"),
+    option("--slow", type=slow, action="append", default=[], metavar="DEVICE:SPEED",
+           help="a device and its share of the speed, as 17:0.5; repeatable"),
+    option("--seed", type=options.natural, default=0, metavar="N", help="of what is drawn"),
+    option("--devices", type=options.counts, default=(), metavar="N,N",
+           help="also on so many devices of the same kind"),
+    option("--scaling", choices=("strong", "weak"), default="strong",
+           help="with the same rows in all, or on each device"),
+    option("--failures", type=options.rate, metavar="RATE",
+           help="of hosts, in 1,000 host-days"),
+    option("--presence", metavar="FILE",
+           help="how many hosts are there, as CSV of seconds,instances"),
+    option("--recovery", default="restart", metavar="R",
+           help="restart, spares:COUNT or continue; default restart"),
+    option("--days", type=options.seconds, default=30.0, metavar="N", help="default 30"),
+    option("--draws", type=options.positive, default=20, metavar="N",
+           help="of these days; default 20"),
+    option("--detection", type=options.rate, default=60.0, metavar="SECONDS",
+           help="until a failure is noticed; default 60"),
+    option("--restart", type=options.rate, default=300.0, metavar="SECONDS",
+           help="from then on until steps run; default 300"),
+    option("--repair-hours", type=options.rate, default=24.0, metavar="N",
+           help="until a host that failed is there again; default 24"),
+    option("--checkpoint-every", type=options.seconds, metavar="SECONDS",
+           help="default: what loses least"),
+    option("--checkpoint-seconds", type=options.rate, default=30.0, metavar="SECONDS",
+           help="that steps wait for a checkpoint; default 30"),
+    options.PRICE,
+    option("--trace", metavar="FILE", help="what goes on in a step, .json for Perfetto"),
+    options.FORCE, options.JSON,
+)  # fmt: skip

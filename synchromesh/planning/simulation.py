@@ -1,0 +1,187 @@
+"""`sm.simulate`: plans walked on a cluster that need not be there, with devices that differ,
+hosts that fail, and what it costs."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from synchromesh import catalogue
+from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.step_time import recorded
+from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
+from synchromesh.planner.candidate import Candidate, planned_step
+from synchromesh.planner.problem import Say, silent
+from synchromesh.planning.offline import MakeOptimizer, cluster_of
+from synchromesh.planning.session import PlanningSession, parsed
+from synchromesh.programs.model import refuse_held
+from synchromesh.simulate.failures import (
+    DAY,
+    Checkpoints,
+    Presence,
+    Recovery,
+    Training,
+    best_interval,
+    failures_a_second,
+)
+from synchromesh.simulate.replay import Variation
+from synchromesh.simulate.simulated import Failing, Scale, Simulated, SimulatedPlan
+from synchromesh.simulate.step import SimulatedStep, simulated
+from synchromesh.trace.capture.batch import know_encodings, row_count
+from synchromesh.trace.capture.capture import trace
+from synchromesh.trace.capture.carry import Start, joined
+from synchromesh.trace.step import Step
+from synchromesh.values.cluster import Cluster
+from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
+from synchromesh.workloads.workload import Loss
+
+Scaling = Literal["strong", "weak"]
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How hosts fail, and what is done about it. rate: per 1,000 host-days. interval, writing:
+    seconds between checkpoints (default: the best) and for one. seeds: how many draws."""
+
+    rate: float = 0.0
+    recovery: Recovery = field(default_factory=Recovery)
+    days: float = 30.0
+    interval: float | None = None
+    writing: float = 30.0
+    presence: Presence | None = None
+    seeds: int = 20
+
+
+def simulate(
+    model: nn.Module, loss: Loss, example_batch: Any, *, cluster: Cluster | str,
+    plans: Sequence[Plan | str] = ("auto",), workload: str = "",
+    optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, memory: float | None = None,
+    headroom: str | None = None, autocast: torch.dtype | None = None, carry: Start | None = None,
+    variation: Variation | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
+    failures: Failures | None = None, price: HourlyPrice | None = None, say: Say = silent,
+) -> Simulated:  # fmt: skip
+    """What `plans` do on `cluster`, walked from event to event; no device is needed.
+
+    example_batch: a global batch. variation: how devices differ. devices, scaling: also on so many
+    devices of the same kind, with the same rows (`strong`) or the same rows on each (`weak`).
+    failures: days of training with hosts that fail. price: of a step. The rest as of `sm.plan`.
+    ValueError for a cluster or a plan that does not fit the other."""
+    began = time.perf_counter()
+    refuse_held(model, "simulate")
+    know_encodings()
+    place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
+    rows = row_count(example_batch)
+    loss, example = joined(loss, example_batch, carry)
+    say("tracing the model")
+    step = trace(model, loss, example, training=True, autocast=autocast)
+    if step.opaque:
+        raise ValueError(
+            f"the model cannot be traced, so nothing of a step is known: {step.reason}"
+        )
+    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
+    variation = variation or Variation()
+    variation.check(place)
+    known = _Known(step, model, made, memory, headroom, say)
+    session = known.on(place, rows)
+    walked = [
+        _priced(_walked(session, parsed(p), rows, variation), place, failures, price)
+        for p in plans
+    ]
+    scales = [
+        scale
+        for plan in plans
+        for scale in _scales(known, place, parsed(plan), rows, devices, scaling)
+    ]
+    chain = step.chain.names
+    return Simulated(
+        workload, place, SOURCE, place.error_band, tuple(walked), tuple(chain),
+        time.perf_counter() - began, tuple(scales),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What does not depend on the cluster."""
+
+    step: Step
+    model: nn.Module
+    optimizer: Optimizer
+    memory: float | None
+    headroom: str | None
+    say: Say
+
+    def on(self, cluster: Cluster, rows: int) -> PlanningSession:
+        return PlanningSession(
+            DatasheetFacts.of(
+                self.step, self.model, self.optimizer, rows, cluster, self.memory, self.headroom,
+                self.say,
+            )
+        )  # fmt: skip
+
+
+def _chosen(session: PlanningSession, plan: Plan) -> tuple[Candidate, Profile | None]:
+    if not plan.automatic:
+        return session.priced(plan, None)
+    choice = session.choose(session.survey())
+    return choice.chosen, choice.profile
+
+
+def _walked(
+    session: PlanningSession, plan: Plan, rows: int, variation: Variation
+) -> SimulatedPlan:
+    chosen, profile = _chosen(session, plan)
+    if chosen.time is None or profile is None:
+        return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
+    planned = planned_step(session.partitions, chosen.plan)
+    made = recorded(planned, profile, chosen.time.pieces)
+    step: SimulatedStep = simulated(planned, made, variation)
+    peaks = tuple(float(m.peak) for m in chosen.memory)
+    return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
+
+
+def _priced(
+    plan: SimulatedPlan, place: Cluster, failures: Failures | None, price: HourlyPrice | None
+) -> SimulatedPlan:
+    """With its days of failures, and its money."""
+    if plan.step is None:
+        return plan
+    if failures is not None:
+        plan = replace(plan, failures=_failing(failures, len(place.hosts)))
+    if price is not None and plan.step is not None:
+        dollars = price.dollars(plan.step.seconds, len(place.ranks))
+        plan = replace(plan, dollars=dollars)
+    return plan
+
+
+def _failing(asked: Failures, hosts: int) -> Failing:
+    rate = failures_a_second(asked.rate)
+    between = 1.0 / (hosts * rate) if rate else float("inf")
+    best = best_interval(between, asked.writing)
+    interval = best if asked.interval is None else asked.interval
+    training = Training(
+        hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, presence=asked.presence
+    )
+    outcomes = tuple(training.run(asked.days * DAY, seed) for seed in range(asked.seeds))
+    return Failing(between, interval, best, outcomes)
+
+
+def _scales(
+    known: _Known, place: Cluster, plan: Plan, rows: int, devices: Sequence[int], scaling: Scaling
+) -> list[Scale]:
+    """Of a plan on each number of devices, beside one device with the same rows."""
+    made, alone = [], Plan.parse("single")
+    for count in devices:
+        of = rows if scaling == "strong" else max(1, rows * count // len(place.ranks))
+        there = catalogue.resized(place, count)
+        chosen, _ = _chosen(known.on(there, of), plan if count > 1 else alone)
+        one, _ = _chosen(known.on(catalogue.resized(place, 1), of), alone)
+        if chosen.time is None or one.time is None:
+            known.say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
+            continue
+        made.append(Scale(str(chosen.plan), count, of, chosen.seconds, one.seconds / count))
+    return made

@@ -1,0 +1,185 @@
+"""What was simulated: plans on a cluster, failures and money beside them, and their scaling."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from synchromesh.simulate.failures import FailureOutcome
+from synchromesh.simulate.step import SimulatedStep
+from synchromesh.values.cluster import Cluster
+from synchromesh.values.plan import Plan
+from synchromesh.values.size import readable
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What comes of days with failures, on average over seeds. interval: of checkpoints."""
+
+    mean_between: float  # seconds
+    interval: float
+    best_interval: float
+    outcomes: tuple[FailureOutcome, ...]
+
+    @property
+    def useful_share(self) -> float:
+        return mean(o.useful_share for o in self.outcomes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its keys are interface; seconds that are infinite are None."""
+        return {
+            "mean_seconds_between": _finite(self.mean_between),
+            "useful_share": self.useful_share,
+            "lost_seconds": mean(o.lost for o in self.outcomes),
+            "writing_seconds": mean(o.writing for o in self.outcomes),
+            "down_seconds": mean(o.down for o in self.outcomes),
+            "waiting_seconds": mean(o.waiting for o in self.outcomes),
+            "restarts": mean(o.restarts for o in self.outcomes),
+            "checkpoint_seconds": _finite(self.interval),
+            "best_checkpoint_seconds": _finite(self.best_interval),
+            "days": self.outcomes[0].seconds / 86_400, "seeds": len(self.outcomes),
+        }  # fmt: skip
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < float("inf") else None
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """A plan on all devices; `step` is None where it cannot run, for the `reason`."""
+
+    plan: Plan
+    rows: int
+    step: SimulatedStep | None
+    memory: tuple[float, ...] = ()  # bytes at the peak, of each device that takes part
+    fits: bool = True
+    reason: str = ""
+    dollars: float | None = None  # of a step
+    failures: Failing | None = None
+
+    @property
+    def samples_per_second(self) -> float:
+        """With failures, of the share of time that is useful."""
+        if self.step is None:
+            return 0.0
+        useful = self.failures.useful_share if self.failures else 1.0
+        return useful * self.rows / self.step.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        step = self.step
+        return {
+            "plan": str(self.plan), "step_seconds": step and step.seconds,
+            "step_seconds_quantiles": step.quantiles if step else {},
+            "samples_per_second": self.samples_per_second,
+            "memory_bytes": list(self.memory), "fits": self.fits, "reason": self.reason,
+            "shares": step.shares if step else {}, "dollars_per_step": self.dollars,
+            "failures": self.failures and self.failures.to_dict(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A plan on so many devices. alone: seconds of the same rows on one device, over `devices`:
+
+    T_N  =  T_1 / N + T_comm"""
+
+    plan: str
+    devices: int
+    rows: int
+    seconds: float  # T_N
+    alone: float  # T_1 / N
+
+    @property
+    def speedup(self) -> float:
+        """T_1 / T_N."""
+        return self.devices * self.alone / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan, "devices": self.devices, "rows": self.rows, "T_N": self.seconds,
+            "T_1_over_N": self.alone, "T_comm": self.seconds - self.alone,
+            "speedup": self.speedup, "efficiency": self.speedup / self.devices,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """`table()` for people, `to_dict()` for programs; what goes on in a step is in its `step`."""
+
+    workload: str
+    cluster: Cluster
+    source: str
+    error_band: float
+    plans: tuple[SimulatedPlan, ...]
+    names: tuple[str, ...]  # of the components
+    seconds: float  # that simulating took
+    scaling: tuple[Scale, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; its keys are interface."""
+        spans = [p.step.recorded.groups for p in self.plans if p.step]
+        return {
+            "workload": self.workload, "cluster": self.cluster.name,
+            "devices": len(self.cluster.ranks), "source": self.source,
+            "error_band": self.error_band, "emulated": self.cluster.emulated, **self.settings,
+            "plans": [p.to_dict() for p in self.plans],
+            "scaling": [s.to_dict() for s in self.scaling],
+            "events": sum(len(group) for groups in spans for group in groups),
+            "seconds": self.seconds,
+        }  # fmt: skip
+
+    def table(self) -> str:
+        """A line for each plan, and for each number of devices."""
+        return "\n".join(" | ".join(row) for row in (*self.rows(), *self.scaling_rows()))
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Of the table of plans, its heading first."""
+        parts = ("compute", "traffic", "bubble", "slower", "update", "host")
+        yield ("plan", "a step", "5 to 95 %", "samples/s", "memory", *parts, "dollars")
+        for p in self.plans:
+            if p.step is None:
+                yield (str(p.plan), p.reason, *[""] * 10)
+                continue
+            low, _, high = p.step.quantiles.values()
+            yield (
+                str(p.plan), f"{p.step.seconds * 1e3:.2f} ms",
+                f"{low * 1e3:.2f} to {high * 1e3:.2f} ms", f"{p.samples_per_second:.1f}",
+                readable(max(p.memory)), *(f"{p.step.shares[part]:.0%}" for part in parts),
+                "" if p.dollars is None else f"{p.dollars:.4g}",
+            )  # fmt: skip
+
+    def scaling_rows(self) -> Iterator[tuple[str, ...]]:
+        """Of the table of numbers of devices, its heading first; nothing where none were asked."""
+        if self.scaling:
+            yield ("plan", "devices", "rows", "T_N", "T_1/N", "T_comm", "speedup", "efficiency")
+        for s in self.scaling:
+            times = (s.seconds, s.alone, s.seconds - s.alone)
+            yield (
+                s.plan, f"{s.devices:,}", f"{s.rows:,}", *(f"{t * 1e3:.2f} ms" for t in times),
+                f"{s.speedup:.1f}", f"{s.speedup / s.devices:.0%}",
+            )  # fmt: skip
+
+
+def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
+    """Of the table of failures, its heading first."""
+    heading = (
+        "plan",
+        "between failures",
+        "useful",
+        "lost",
+        "restarts",
+        "checkpoint every",
+        "best",
+    )
+    yield heading
+    for p in plans:
+        if (found := p.failures) is not None:
+            lost = mean(o.lost / o.seconds for o in found.outcomes)
+            restarts = mean(o.restarts for o in found.outcomes)
+            yield (
+                str(p.plan), f"{found.mean_between / 3600:.2f} h", f"{found.useful_share:.1%}",
+                f"{lost:.1%}", f"{restarts:.1f}", f"{found.interval:.0f} s",
+                f"{found.best_interval:.0f} s",
+            )  # fmt: skip

@@ -1,0 +1,71 @@
+"""`synchromesh simulate`: its document, its tables, what it says to bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from synchromesh.cli import main
+from tests.cli.test_plan import document, outside, sentence
+
+__all__ = ["outside"]  # a fixture
+CNN = "simulate digits/cnn --cluster v100x4"
+
+
+def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    told = document(
+        f"{CNN} --plan data,tensor --jitter 0.03 --slow 1:0.5 --failures 6.5 --devices 1,2,4 "
+        "--hourly-price 3.6 --draws 3",
+        capsys,
+    )
+    assert {"workload", "cluster", "devices", "source", "error_band", "plans", "scaling"} <= {
+        *told
+    }
+    assert told["events"] > 0 and told["seconds"] > 0 and told["devices"] == 4
+    for plan in told["plans"]:
+        low, middle, high = plan["step_seconds_quantiles"].values()
+        assert low < middle < high and low < plan["step_seconds"] < high
+        assert sum(plan["shares"].values()) == pytest.approx(1.0)
+        assert plan["shares"]["slower"] > 0.1
+        assert len(plan["memory_bytes"]) == 4
+        assert plan["dollars_per_step"] == pytest.approx(4 * 3.6 * plan["step_seconds"] / 3600)
+        failures = plan["failures"]
+        assert failures["mean_seconds_between"] == pytest.approx(1000 / 6.5 * 86_400)  # one host
+        rate = failures["useful_share"] * 64 / plan["step_seconds"]
+        assert plan["samples_per_second"] == pytest.approx(rate)
+    for row in told["scaling"]:
+        assert row["T_N"] == pytest.approx(row["T_1_over_N"] + row["T_comm"])
+        assert row["efficiency"] == pytest.approx(row["speedup"] / row["devices"])
+        assert row["devices"] > 1 or row["T_comm"] == 0.0
+    assert [(r["devices"], r["rows"]) for r in told["scaling"][:3]] == [(1, 64), (2, 64), (4, 64)]
+
+
+def test_the_table_and_the_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*CNN.split(), "--plan", "data", "--trace", "t.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "digits/cnn on v100x4 (datasheet, time +-50%)" in shown and "bubble" in shown
+    assert "failures" not in shown and "T_comm" not in shown
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = {e["name"] for e in events}
+    assert {"all_reduce", "update", "wait"} <= names and any("0B0" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (f"{CNN} --plan data --slow 9:0.5", "there is no device 9: v100x4 has 0 to 3"),
+        (f"{CNN} --slow 1", "'1' is no DEVICE:SPEED, as 17:0.5"),
+        (f"{CNN} --slow 1:0", "is no DEVICE:SPEED"),
+        (f"{CNN} --plan hybrid:tensor=3", "data(1) x tensor(3) != 4"),
+        (f"{CNN} --plan data,tensor --trace t.json", "--trace is of one plan"),
+        (f"{CNN} --failures -1", "a number from 0"),
+        (f"{CNN} --failures inf", "a number from 0"),
+        (f"{CNN} --failures 1 --recovery spares", "restart, spares:COUNT or continue"),
+        (f"{CNN} --presence no.csv", "no.csv cannot be read as a record of instances"),
+        (f"{CNN} --region us-east-1", "are those of an --instance"),
+        ("simulate digits/cnn --cluster v100x70000", "70000 devices are more than the 65536"),
+        ("simulate digits/cnn", "--cluster"),
+    ],
+)
+def test_bad_input(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told in sentence(words, capsys)
