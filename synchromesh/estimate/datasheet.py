@@ -79,7 +79,7 @@ class DatasheetFacts:
     partitions: PartitionCache
     optimizer: Optimizer
     cluster: Cluster
-    extrapolation: float = float("inf")  # the roofline is a line over rows
+    extrapolation: float = 1.0  # rooflines bend: what moves weights alone computes with more rows
 
     @classmethod
     def of(

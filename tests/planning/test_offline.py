@@ -82,6 +82,15 @@ def test_quick_devices_among_slow_ones_are_offered(at: int) -> None:
     assert ("single; @ranks=1" in found) is (at == 0)
 
 
+def test_one_of_many_devices_takes_what_one_alone_takes() -> None:
+    """With sixteen times the rows of an equal block what only moved weights computes."""
+    rows = torch.zeros(512, 512)
+    made = sm.plan(wide(), loss, rows, cluster="v100x16-ethernet25", explained=False)
+    alone = sm.plan(wide(), loss, rows, cluster="v100x1", explained=False)
+    single = next(c for c in made.candidates if str(c.plan).partition(";")[0] == "single")
+    assert single.seconds == pytest.approx(alone.candidates[0].seconds)
+
+
 def test_the_choice_is_the_same_again() -> None:
     first, second = planned().to_dict(), planned.__wrapped__().to_dict()
     for told in (first, second):
