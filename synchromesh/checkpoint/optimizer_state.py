@@ -7,6 +7,7 @@ other    numbers (step counters), equal on all ranks: JSON"""
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,17 @@ class OptimizerState:
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         self._own = False  # its state_dict is asked for by this
-        for part in parts_of(optimizer):
-            part.register_state_dict_pre_hook(self._refuse_cut)
-            part.register_load_state_dict_pre_hook(self._refuse_cut)
+        of = ref(self)  # a trainer may be dropped
 
-    def _refuse_cut(self, *_: Any) -> None:
+        def ask(*_: Any) -> None:
+            if (state := of()) is not None:
+                state._refuse_cut()
+
+        for part in parts_of(optimizer):
+            part.register_state_dict_pre_hook(ask)
+            part.register_load_state_dict_pre_hook(ask)
+
+    def _refuse_cut(self) -> None:
         if not self._own and not self.model.complete():
             raise RuntimeError(
                 "the optimizer's state is cut over devices as the model is, so that its "

@@ -49,7 +49,7 @@ class Model:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._shown = False  # inside of `open`
-        self._released = False  # by a trainer that is closed, and has left it cut
+        self._left: list[bool] = []  # whether a closed trainer has left it cut
         self._guards: list[RemovableHandle] = []
         self._modules = tuple(module.modules())
         self._sizes = [(part._modules, len(part._modules)) for part in self._modules]
@@ -275,16 +275,18 @@ class Model:
     def block(self) -> None:
         """Makes a direct call of the module an error that says what to call; and its state_dict,
         copies and loading where this rank has a part of it alone."""
+        of, left = ref(self), self._left  # a trainer may be dropped
 
         def refuse(*_: Any, **__: Any) -> Any:
-            close = ", or trainer.close() to give it back" if self.complete() else ""
+            model = of()
+            close = model is not None and model.complete()
             raise RuntimeError(
                 LEFT
-                if self._released
+                if left
                 else "this model is held by Synchromesh, which may have cut it over several "
                 "devices: call trainer.step(batch) to train, trainer.evaluate(loader, metric) to "
                 "evaluate, trainer.state_dict() for its weights, `with trainer.whole() as module` "
-                f"for a plain module{close}"
+                f"for a plain module{', or trainer.close() to give it back' if close else ''}"
             )
 
         refuse.own = self._own_forward  # type: ignore[attr-defined]
@@ -302,8 +304,8 @@ class Model:
 
     def release(self) -> None:
         """Gives the module back, for good; a cut one goes on refusing."""
-        self._released = not self.complete()
-        if self._released:
+        if not self.complete():
+            self._left.append(True)
             self.held.discard(self)
             return
         self.unblock()
@@ -315,7 +317,7 @@ class Model:
         if not self._shown and not self.complete():
             raise RuntimeError(
                 LEFT
-                if self._released
+                if self._left
                 else f"this model is cut over devices, so that {what} would be of this rank's "
                 "part alone: call trainer.state_dict() on all ranks for complete tensors, "
                 "trainer.export(path) for a file, trainer.resume or prepare(weights=...) to load, "
