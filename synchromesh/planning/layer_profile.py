@@ -1,4 +1,4 @@
-"""A layer profile: what somebody measured of each layer of a model, in PipeDream's text form.
+"""A layer profile: what somebody measured of each layer of a model, as CSV or in PipeDream's form.
 
     node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.307, backward_compute_time=24.613,
         activation_size=1644167168.000, parameter_size=7168.000           (one line; ms, bytes)
@@ -6,11 +6,16 @@
 
 Source: Narayanan et al. 2019, "PipeDream" (SOSP), github.com/msr-fiddle/pipedream. Sizes are of
 the minibatch that was profiled, on one device. Several values of a layer are a list,
-`[1.0; 2.0]`. `Input` nodes contain data loading and are left out."""
+`[1.0; 2.0]`. `Input` nodes contain data loading and are left out.
 
+    component,rows,forward_seconds,backward_seconds,parameter_bytes,output_bytes
+    conv1,32,0.0013,0.0027,7168,25690112          each reads what the one before it makes; several
+    conv1,64,0.0025,0.0051,7168,51380224          rows of a component are a line of seconds"""
+
+import csv
 import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,17 +23,19 @@ from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
 
+from synchromesh.values.compute import Curve
+
 FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with what was measured of one minibatch: seconds, bytes."""
+    """A layer with what was measured of one minibatch: bytes, seconds of its parts (1: all)."""
 
     name: str
     description: str
-    forward: float
-    backward: float
+    forward: Curve
+    backward: Curve
     value: float  # bytes that it makes
     parameters: float  # bytes
 
@@ -44,6 +51,7 @@ class LayerProfile:
 
     layers: tuple[Layer, ...]
     readers: tuple[tuple[int, ...], ...]
+    measured_rows: int | None = None  # of the minibatch, where the file says it
 
     @cached_property
     def over_cuts(self) -> tuple[float, ...]:
@@ -57,7 +65,10 @@ class LayerProfile:
 
     @property
     def rows(self) -> int | None:
-        """Rows of the minibatch, by the last linear layer (4 bytes a value); None: not known."""
+        """Rows of the minibatch, else by the last linear layer (4 bytes a value); None: not
+        known."""
+        if self.measured_rows is not None:
+            return self.measured_rows
         for layer in reversed(self.layers):
             match = re.search(r"\bout_features=([1-9][0-9]{0,8})\b", layer.description)
             if match:
@@ -69,7 +80,8 @@ class LayerProfile:
 def load(path: Path) -> LayerProfile:
     """The profile of a file. ValueError names the line at fault."""
     try:
-        return parse(path.read_text("utf-8"), str(path))
+        text = path.read_text("utf-8")
+        return (parse_csv if path.suffix == ".csv" else parse)(text, str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a layer profile: {error}") from error
 
@@ -85,6 +97,50 @@ def parse(text: str, name: str = "profile") -> LayerProfile:
     if not real:
         raise ValueError(f"{name}: line 1: there is no layer besides inputs; {_FORM}")
     return _ordered(real, {e: n for e, n in edges.items() if real.keys() >= set(e)}, name)
+
+
+COLUMNS = (
+    "component", "rows", "forward_seconds", "backward_seconds", "parameter_bytes", "output_bytes",
+)  # fmt: skip
+
+
+def parse_csv(text: str, name: str = "profile") -> LayerProfile:
+    """The profile of a table, a chain of its components. ValueError with the line at fault."""
+    heading, *lines = csv.reader(text.splitlines()) if text.strip() else [[]]
+    if tuple(map(str.strip, heading)) != COLUMNS or not lines:
+        raise ValueError(f"{name}: line 1 should read `{','.join(COLUMNS)}`, with lines behind it")
+    measured: dict[str, dict[int, Sequence[float]]] = {}
+    for number, line in enumerate(lines, 2):
+        component, rows, figures = _row(line, f"{name}: line {number}")
+        if rows in measured.setdefault(component, {}):
+            raise ValueError(f"{name}: line {number}: {component} with {rows} rows stands twice")
+        measured[component][rows] = figures
+    most = max(max(of) for of in measured.values())
+    if lacking := [c for c, of in measured.items() if most not in of]:
+        raise ValueError(f"{name}: {lacking[0]} has no line with {most} rows, as others have")
+
+    def layer(component: str, of: Mapping[int, Sequence[float]]) -> Layer:
+        there, back = (Curve.of((n / most, x[k]) for n, x in of.items()) for k in (0, 1))
+        *_, parameters, value = of[most]
+        return Layer(component, "", there, back, value, parameters)
+
+    layers = tuple(layer(*item) for item in measured.items())
+    readers = tuple((i + 1,) if i + 1 < len(layers) else () for i in range(len(layers)))
+    return LayerProfile(layers, readers, most)
+
+
+def _row(line: Sequence[str], at: str) -> tuple[str, int, Sequence[float]]:
+    """Component, rows and the other figures of a line."""
+    try:
+        component, rows, *figures = (x.strip() for x in line)
+        numbers = [float(x) for x in figures]
+        count = int(rows)
+    except ValueError:
+        component, count, numbers = "", 0, []
+    good = component and len(numbers) == 4 and all(isfinite(x) and x >= 0 for x in numbers)
+    if not good or count < 1:
+        raise ValueError(f"{at} should have a name, rows from 1 and four numbers from 0")
+    return component, count, numbers
 
 
 def _lines(
@@ -129,7 +185,8 @@ def _layer(line: str, at: str) -> tuple[str, Layer | None]:
     if description.startswith("Input"):
         return node, None
     forward, backward, value, parameters = figures
-    return node, Layer(node, description, forward / 1e3, backward / 1e3, value, parameters)
+    there, back = (Curve(((1.0, ms / 1e3),)) for ms in (forward, backward))
+    return node, Layer(node, description, there, back, value, parameters)
 
 
 def _figure(given: Mapping[str, str], name: str, at: str) -> float:

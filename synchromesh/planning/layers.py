@@ -46,6 +46,7 @@ from synchromesh.planner.stages.search import search
 from synchromesh.planning.layer_profile import LayerProfile
 from synchromesh.values.buckets import SIZES
 from synchromesh.values.cluster import Cluster
+from synchromesh.values.compute import Curve
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 from synchromesh.values.schedule import most_in_flight
@@ -122,10 +123,11 @@ def plan_layers(
     return LayerPlanned(order, profile, cluster, made.rows, time.perf_counter() - began, refusal)
 
 
-def _scaled(measured: Sequence[float], share: float) -> Floats:
+def _scaled(measured: Sequence[Curve], share: float) -> Floats:
     """Seconds of layers for a share of their rows: those that take any time are launched."""
-    seconds = np.array(measured)
-    return np.where(seconds > 0, np.maximum(share * seconds, LAUNCH_SECONDS), 0.0)
+    seconds = np.array([curve(share) for curve in measured])
+    taking = np.array([curve(1.0) > 0 for curve in measured])
+    return np.where(taking, np.maximum(seconds, LAUNCH_SECONDS), 0.0)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class _Planning:
             held = most_in_flight(len(staged.stages), (s,), m) * kept
             memory.append(PeakMemory(round(resident), round(resident + held)))
             seconds.append(float(costs.seconds[at]))
-            work = sum(x.forward + x.backward for x in layers[stage.first : stage.end])
+            work = sum(x.forward(1.0) + x.backward(1.0) for x in layers[stage.first : stage.end])
             busy += work * self.rows / self.profiled
         plan = plan_of(staged, [x.name for x in layers], (1,), range(devices))
         if len(staged.stages) == 1:

@@ -8,7 +8,9 @@ import pytest
 
 from synchromesh import catalogue
 from synchromesh.catalogue import sheet
+from synchromesh.estimate import network
 from synchromesh.values.cluster import Cluster
+from synchromesh.values.profile import Pattern
 from tests.published import published
 
 
@@ -57,9 +59,29 @@ def test_a_slower_network_by_name() -> None:
     assert catalogue.cluster("t4x8").error_band == 0.5  # data-sheet rates alone
 
 
+def test_racks_and_pods_by_name() -> None:
+    """Of the published cluster: 24,576 devices, a seventh of a pod's bandwidth between pods."""
+    pods = catalogue.cluster("h100x24576-infiniband3200-pods")
+    assert [level.size for level in pods.topology] == [8, 2, 192, 8]
+    host, rack, pod = (link.bytes_per_second for link in pods.levels.links if link)
+    assert rack == 2 * host and pod == pytest.approx(384 * host / 7)
+    thin, flat = (catalogue.cluster(f"a100x64-ethernet100{x}") for x in ("-over4", ""))
+    assert [level.size for level in thin.topology] == [8, 4, 1, 2]
+    across = {("all_reduce", Pattern(2, 32)), ("all_reduce", Pattern(2, 8))}
+    slow, quick = (network.curves(c, across) for c in (thin, flat))
+    far, near = Pattern(2, 32), Pattern(2, 8)
+    assert slow["all_reduce", far](1e9) > 3.5 * quick["all_reduce", far](1e9)
+    assert slow["all_reduce", near](1e9) == pytest.approx(quick["all_reduce", near](1e9))
+    assert catalogue.cluster("h100x8-over4").topology == ()  # one host has no racks
+    assert len(catalogue.cluster("h100x16-infiniband400-pods").ranks) == 16
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
+        ("h100x72-over4", "give a number of devices that fills racks of 32 devices"),
+        ("h100x3088-pods", "fills pods of 3072"),
+        ("h100x32-over0", "-overN or -pods"),
         ("h100", "did you mean 'h100x"),
         ("a10x8", "did you mean 'a10gx8'"),
         ("h100x0", "has no cluster 'h100x0'"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synchromesh.planning.layer_profile import load, parse
+from synchromesh.planning.layer_profile import load, parse, parse_csv
 from tests.published import published
 
 
@@ -31,7 +31,7 @@ BRANCHES = "\n".join(
 def test_layers_come_in_the_order_in_which_they_can_run() -> None:
     made = parse(BRANCHES)
     assert [x.name for x in made.layers] == ["node2", "node3", "node4", "node10"]  # no input
-    assert made.layers[0].forward == 1.5e-3
+    assert made.layers[0].forward(1.0) == 1.5e-3
     assert made.layers[1].value == 8.0  # a list: its sum
     assert made.layers[2].kept == 0.0  # written over its input
     assert made.readers == ((1, 2), (2,), (3,), ())
@@ -82,3 +82,37 @@ def test_the_published_profiles(name: str, layers: int, parameters: int) -> None
     made = load(published(f"pipedream/{name}.graph.txt"))
     assert (len(made.layers), made.rows) == (layers, 128)
     assert sum(x.parameters for x in made.layers) == 4 * parameters
+
+
+TABLE = """component,rows,forward_seconds,backward_seconds,parameter_bytes,output_bytes
+a,16,0.002,0.004,100,1000
+a,32,0.003,0.006,100,2000
+b,32,0.001,0.002,400,64
+"""
+
+
+def test_a_table_is_a_chain_with_lines_of_seconds() -> None:
+    made = parse_csv(TABLE)
+    assert [layer.name for layer in made.layers] == ["a", "b"] and made.readers == ((1,), ())
+    assert made.rows == 32 and made.over_cuts == (0.0, 2000.0, 0.0)
+    a, b = made.layers
+    assert [a.forward(x) for x in (1.0, 0.5, 0.25)] == pytest.approx([0.003, 0.002, 0.0015])
+    assert [b.backward(x) for x in (1.0, 0.5)] == pytest.approx([0.002, 0.001])
+    assert (a.parameters, a.value, b.kept) == (100.0, 2000.0, 64.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("component,rows", "name,rows", "line 1 should read `component,rows,"),
+        ("0.002,0.004", "-1,0.004", "line 2 should have a name, rows from 1 and four numbers"),
+        ("a,16", "a,0", "line 2 should have a name, rows from 1"),
+        ("a,16", "a,32", "line 3: a with 32 rows stands twice"),
+        ("b,32", "b,16", "b has no line with 32 rows, as others have"),
+        (TABLE[TABLE.index("a,16") :], "", "line 1 should read .* with lines behind it"),
+        (",64", ",64,7", "line 4 should have"),
+    ],
+)
+def test_a_table_that_is_none_names_its_line(old: str, new: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse_csv(TABLE.replace(old, new))
