@@ -121,10 +121,10 @@ class Cluster(document.Document):
         each = sorted({len(host.devices) for host in self.hosts} - {first.size})
         if each:
             yield f"{first.size} devices a host, but hosts have {' or '.join(map(str, each))}"
-        product = prod(level.size for level in self.topology)
-        if product != len(self.ranks):
-            sizes = " x ".join(str(level.size) for level in self.topology)
-            yield f"{sizes} are {product} devices, but the hosts have {len(self.ranks)}"
+        sizes = [level.size for level in self.topology]
+        if prod(sizes) != len(self.ranks):
+            told = " x ".join(map(str, sizes))
+            yield f"{told} are {prod(sizes)} devices, but the hosts have {len(self.ranks)}"
         if self.links or {self.inside, self.network} - {None, first.link, above[0].link}:
             yield "says what `inside`, `network` and `links` say: leave these out"
 
