@@ -4,6 +4,8 @@ hosts that fail, and what it costs."""
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -148,20 +150,21 @@ def _priced(
     plan: SimulatedPlan, place: Cluster, failures: Failures | None, price: HourlyPrice | None
 ) -> SimulatedPlan:
     """With its days of failures, and its money."""
-    if plan.step is None:
+    if (step := plan.step) is None:
         return plan
     if failures is not None:
-        plan = replace(plan, failures=_failing(failures, len(place.hosts)))
-    if price is not None and plan.step is not None:
-        dollars = price.dollars(plan.step.seconds, len(place.ranks))
+        plan = replace(plan, failures=_failing(failures, len(place.hosts), step.seconds))
+    if price is not None:
+        dollars = price.dollars(step.seconds, len(place.ranks))
         plan = replace(plan, dollars=dollars)
     return plan
 
 
-def _failing(asked: Failures, hosts: int) -> Failing:
-    rate = failures_a_second(asked.rate)
-    between = 1.0 / (hosts * rate) if rate else float("inf")
-    best = best_interval(between, asked.writing)
+def _failing(asked: Failures, hosts: int, step: float) -> Failing:
+    rate, taken = failures_a_second(asked.rate), asked.presence and asked.presence.mean_between
+    often = hosts * rate + 1.0 / (taken or inf)
+    between = 1.0 / often if often else inf
+    best = max(step, best_interval(between, asked.writing))  # no two checkpoints in a step
     interval = best if asked.interval is None else asked.interval
     training = Training(
         hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, presence=asked.presence
@@ -175,11 +178,12 @@ def _scales(
 ) -> list[Scale]:
     """Of a plan on each number of devices, beside one device with the same rows."""
     made, alone = [], Plan.parse("single")
+    single = cache(lambda of: _chosen(known.on(catalogue.resized(place, 1), of), alone)[0])
     for count in devices:
         of = rows if scaling == "strong" else max(1, rows * count // len(place.ranks))
-        there = catalogue.resized(place, count)
-        chosen, _ = _chosen(known.on(there, of), plan if count > 1 else alone)
-        one, _ = _chosen(known.on(catalogue.resized(place, 1), of), alone)
+        one = chosen = single(of)
+        if count > 1:
+            chosen, _ = _chosen(known.on(catalogue.resized(place, count), of), plan)
         if chosen.time is None or one.time is None:
             known.say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
             continue

@@ -86,6 +86,12 @@ class Presence:
     seconds: tuple[float, ...]
     counts: tuple[int, ...]
 
+    @property
+    def mean_between(self) -> float:
+        """Seconds between moments at which hosts are taken."""
+        taken = sum(after < before for before, after in pairwise(self.counts))
+        return self.seconds[-1] / taken if taken else inf
+
     @classmethod
     def load(cls, path: Path) -> "Presence":
         """From a CSV file of `seconds,instances`. ValueError names the line at fault."""

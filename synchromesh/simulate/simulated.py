@@ -1,7 +1,7 @@
 """What was simulated: plans on a cluster, failures and money beside them, and their scaling."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -115,7 +115,6 @@ class Simulated:
     names: tuple[str, ...]  # of the components
     seconds: float  # that simulating took
     scaling: tuple[Scale, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its keys are interface."""
@@ -123,7 +122,7 @@ class Simulated:
         return {
             "workload": self.workload, "cluster": self.cluster.name,
             "devices": len(self.cluster.ranks), "source": self.source,
-            "error_band": self.error_band, "emulated": self.cluster.emulated, **self.settings,
+            "error_band": self.error_band, "emulated": self.cluster.emulated,
             "plans": [p.to_dict() for p in self.plans],
             "scaling": [s.to_dict() for s in self.scaling],
             "events": sum(len(group) for groups in spans for group in groups),

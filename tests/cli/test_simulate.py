@@ -50,6 +50,20 @@ def test_the_table_and_the_trace(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert {"all_reduce", "update", "wait"} <= names and any("0B0" in name for name in names)
 
 
+def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = document(f"{CNN} --plan data --failures 100 --checkpoint-seconds 0 --draws 1", capsys)
+    (plan,) = told["plans"]
+    assert plan["failures"]["checkpoint_seconds"] == pytest.approx(plan["step_seconds"])
+    (tmp_path / "p.csv").write_text("seconds,instances\n0,1\n9000,0\n12000,1\n18000,0\n21000,1\n")
+    told = document(f"{CNN} --plan data --presence p.csv --days 1 --draws 1", capsys)
+    (plan,) = told["plans"]
+    failures = plan["failures"]
+    assert failures["mean_seconds_between"] == pytest.approx(10_500)
+    assert failures["checkpoint_seconds"] < 1000 and failures["restarts"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
