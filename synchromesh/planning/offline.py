@@ -109,6 +109,20 @@ def lacking(cluster: Cluster, autocast: torch.dtype | None) -> str:
     )
 
 
+def traced(
+    model: nn.Module, loss: Loss, example_batch: Any, autocast: torch.dtype | None,
+    carry: Start | None, say: Say,
+) -> tuple[int, Step]:  # fmt: skip
+    """The rows of a global batch and the step over it. ValueError without parameters."""
+    know_encodings()
+    if next(model.parameters(), None) is None:
+        raise ValueError("the model has no parameters: there is nothing to train")
+    loss, example = joined(loss, example_batch, carry)
+    say("tracing the model")
+    step = trace(model, loss, example, training=True, autocast=autocast)
+    return row_count(example_batch), step
+
+
 def plan(
     model: nn.Module, loss: Loss, example_batch: Any, *,
     optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, cluster: Cluster | str,
@@ -129,12 +143,8 @@ def plan(
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed."""
     refuse_held(model, "plan")
-    know_encodings()
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
-    rows = row_count(example_batch)
-    loss, example = joined(loss, example_batch, carry)
-    say("tracing the model")
-    step = trace(model, loss, example, training=True, autocast=autocast)
+    rows, step = traced(model, loss, example_batch, autocast, carry, say)
     asked = [parsed(p) for p in plans]
     if step.opaque:  # no traced graph to estimate: one plan, and those that were given
         count, band = len(place.ranks), place.error_band
@@ -142,8 +152,6 @@ def plan(
         one = Choice.untraced(step, nothing)
         others = (Candidate(p, None, (), False, one.chosen.reason, True) for p in asked)
         return Planned(replace(one, candidates=(one.chosen, *others)), place, rows)
-    if next(model.parameters(), None) is None:
-        raise ValueError("the model has no parameters: there is nothing to train")
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
     facts = DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
     session = PlanningSession(facts)

@@ -18,7 +18,7 @@ from synchromesh.cost.step_time import recorded
 from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
-from synchromesh.planning.offline import MakeOptimizer, cluster_of
+from synchromesh.planning.offline import MakeOptimizer, cluster_of, traced
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.programs.model import refuse_held
 from synchromesh.simulate.failures import (
@@ -33,9 +33,7 @@ from synchromesh.simulate.failures import (
 from synchromesh.simulate.replay import Variation
 from synchromesh.simulate.simulated import Failing, Scale, Simulated, SimulatedPlan
 from synchromesh.simulate.step import SimulatedStep, simulated
-from synchromesh.trace.capture.batch import know_encodings, row_count
-from synchromesh.trace.capture.capture import trace
-from synchromesh.trace.capture.carry import Start, joined
+from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
@@ -75,12 +73,8 @@ def simulate(
     ValueError for a cluster or a plan that does not fit the other."""
     began = time.perf_counter()
     refuse_held(model, "simulate")
-    know_encodings()
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
-    rows = row_count(example_batch)
-    loss, example = joined(loss, example_batch, carry)
-    say("tracing the model")
-    step = trace(model, loss, example, training=True, autocast=autocast)
+    rows, step = traced(model, loss, example_batch, autocast, carry, say)
     if step.opaque:
         raise ValueError(
             f"the model cannot be traced, so nothing of a step is known: {step.reason}"
