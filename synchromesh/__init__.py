@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from synchromesh.planning.offline import Planned as Planned
     from synchromesh.planning.offline import plan as plan
     from synchromesh.planning.simulation import simulate as simulate
-    from synchromesh.simulate.simulated import Simulated as Simulated
+    from synchromesh.simulator.simulated import Simulated as Simulated
     from synchromesh.training.events import FitResult as FitResult
     from synchromesh.training.loop import fit as fit
     from synchromesh.training.prepare import prepare as prepare
@@ -37,7 +37,7 @@ _HOME = {
     "Moved": "checkpoint.switch",
     "Plan": "values.plan",
     "Planned": "planning.offline",
-    "Simulated": "simulate.simulated",
+    "Simulated": "simulator.simulated",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
     "fit": "training.loop",

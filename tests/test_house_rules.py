@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import synchromesh
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "synchromesh"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -31,7 +33,7 @@ LAYERS = (
     "programs",
     "estimate",
     "results",
-    "simulate",
+    "simulator",
     "report",  # up to here: facts, predictions and documents, no torch.distributed
     "launcher",
     "lab",
@@ -60,6 +62,11 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in SOURCES}
+
+
+def test_no_room_hides_what_the_package_exports() -> None:
+    """Importing a room sets its name on the package, over the function of that name."""
+    assert not {name for name in MODULES if name in synchromesh.__all__}
 
 
 def imports(path: Path) -> set[str]:

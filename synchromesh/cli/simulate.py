@@ -11,7 +11,7 @@ from synchromesh.cli.plan import size
 
 if TYPE_CHECKING:
     from synchromesh.planning.simulation import Failures
-    from synchromesh.simulate.simulated import Simulated
+    from synchromesh.simulator.simulated import Simulated
 
 
 def main(args: argparse.Namespace) -> int:
@@ -25,8 +25,8 @@ def main(args: argparse.Namespace) -> int:
     with ranks.uncollected(), working() as say:
         from synchromesh.planning import simulation
         from synchromesh.planning.offline import cluster_of
-        from synchromesh.simulate.replay import Variation
-        from synchromesh.simulate.step import trace_events
+        from synchromesh.simulator.replay import Variation
+        from synchromesh.simulator.step import trace_events
         from synchromesh.workloads.stand_in import stand_in
 
         cluster = cluster_of(args.cluster)
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _failures(args: argparse.Namespace) -> "Failures | None":
     from synchromesh.planning.simulation import Failures
-    from synchromesh.simulate.failures import Presence, Recovery
+    from synchromesh.simulator.failures import Presence, Recovery
 
     if args.failures is None and args.presence is None:
         return None
@@ -65,7 +65,7 @@ def _failures(args: argparse.Namespace) -> "Failures | None":
 
 def _show(made: "Simulated") -> None:
     from synchromesh.cli.console import Console, table
-    from synchromesh.simulate.simulated import failing_rows
+    from synchromesh.simulator.simulated import failing_rows
 
     console = Console.wide(160)
     band = f"+-{made.error_band:.0%}" if made.error_band else "error not stated"

@@ -20,6 +20,7 @@ turns share a backward, in which their gradients are added up out of place."""
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from synchromesh.cost.alive_bytes import AliveBytes, Form, Lifetimes, form_of
@@ -40,7 +41,7 @@ from synchromesh.values.memory_by_kind import KINDS
 from synchromesh.values.messages import Message, Receive, Run, Send
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.profile import Memory, Profile
-from synchromesh.values.schedule import Action
+from synchromesh.values.schedule import Action, ActionKind
 from synchromesh.values.sharding import UnitEvent, UseWalk
 
 Brought = Sequence[tuple[Message, Exchange]]  # messages with what they bring
@@ -147,6 +148,7 @@ class _MemoryWalk:
         self.alive = AliveBytes(KIND_OF)
         self.passed = Counter[tuple[Action, int]]()  # micro-batches, by action and component
         self.begun: set[tuple[str, int, int]] = set()  # passes through components
+        self.copied, self.buffers = cache(self._copied), cache(self._buffers)
         actions = planned.actions(self.group, pieces)
         self.uses = UseWalk(planned.gathering.uses(actions, planned.stages))
         self.gradients = GroupGradients(planned, self.group, pieces)
@@ -206,22 +208,24 @@ class _MemoryWalk:
         exchanges = self._exchanges(message)
         if isinstance(instruction, Receive):
             for e in exchanges:
-                size = self._received(e, message) + self._buffers(e, message)
+                size = self._received(e, message.kind) + self.buffers(e, message.kind)
                 self.alive.set((ARRIVED, message, e), size)
             return
-        self.alive.set((SENT, message), sum(self._copied(e, message) for e in exchanges))
+        copied = [self.copied(e, message.kind == "B") for e in exchanges]
+        self.alive.set((SENT, message), sum(copied))
         self.alive.meanwhile(0.0)
         if message.kind == "F":
             return
-        for e in exchanges:  # a gradient that is sent as it lies stays with what is sent
+        # a gradient that is sent as it lies stays with what is sent
+        for e, copies in zip(exchanges, copied, strict=True):
             form = form_of(e.value, e.target, e.want)
             self.alive.free((WAITING, message.micro_batch, form))
-            if not self._copied(e, message):
+            if not copies:
                 self.alive.set((SENT, message, e), self._bytes(e.value, e.target, e.want))
 
-    def _copied(self, exchange: Exchange, message: Message) -> int:
+    def _copied(self, exchange: Exchange, backward: bool) -> int:
         """Bytes of the copies that are sent: of parts of rows, and of rows that lie inside."""
-        rows, backward = exchange.value.rows, message.kind == "B"
+        rows = exchange.value.rows
         if rows is None:
             return 0
         change = exchange.change(self.planned.row_ranges, backward)
@@ -233,10 +237,10 @@ class _MemoryWalk:
             return 0
         return exchange.sent_bytes(self.planned.row_ranges, backward, self.position)
 
-    def _buffers(self, exchange: Exchange, message: Message) -> float:
+    def _buffers(self, exchange: Exchange, kind: ActionKind) -> float:
         """Bytes into which a value is received that is then put together: none where one rank
         sends all of it."""
-        size, backward = self._received(exchange, message), message.kind == "B"
+        size, backward = self._received(exchange, kind), kind == "B"
         if exchange.value.rows is None:
             return size * sum(to == self.position for _, to in exchange.copies(backward))
         change = exchange.change(self.planned.row_ranges, backward)
@@ -248,20 +252,21 @@ class _MemoryWalk:
         exchanges = self.planned.crossings[message.source, message.target]
         return [e for e in exchanges if e.flows or message.kind == "F"]
 
-    def _received(self, exchange: Exchange, message: Message) -> float:
+    def _received(self, exchange: Exchange, kind: ActionKind) -> float:
         """Bytes of a value, or of its gradient, at the receiver."""
-        if message.kind == "F":
+        if kind == "F":
             return self._bytes(exchange.value, exchange.target, exchange.want)
         return self._bytes(exchange.value, exchange.source, exchange.have)
 
     def _needed(self, action: Action) -> list[tuple[Message, Exchange]]:
         """The messages without which an action does not begin, with what they bring."""
-        messages = [
-            Message(action.kind, source, target, action.micro_batch)
+        of, kind = self.planned.of, action.kind
+        here = (
+            Message(kind, source, target, action.micro_batch)
             for source, target in self.planned.crossings
-            if self.planned.of[source] != self.planned.of[target]
-        ]
-        return [(m, e) for m in messages if m.needed_by == action for e in self._exchanges(m)]
+            if action.stage == (target if kind == "F" else source) and of[source] != of[target]
+        )
+        return [(m, e) for m in here if m.needed_by == action for e in self._exchanges(m)]
 
     # Runs
 
@@ -269,7 +274,7 @@ class _MemoryWalk:
         """The components of a stage, or those that an action's turn comes to first."""
         needed = self._needed(action)
         for message, e in needed:
-            self.alive.set((ARRIVED, message, e), self._received(e, message))
+            self.alive.set((ARRIVED, message, e), self._received(e, message.kind))
             if message.kind == "B":  # it is back, so the value has arrived
                 self.alive.free((SENT, replace(message, kind="F")))
         for item in walked(self.planned.turns[action.stage], action):
@@ -356,7 +361,7 @@ class _MemoryWalk:
                 self.scattered.open(holding)  # filled while the component is at work
         alive.meanwhile(working)
         for message, e in brought:  # autograd's caller holds them until it returns
-            alive.set((ARRIVED, message, e), self._received(e, message))
+            alive.set((ARRIVED, message, e), self._received(e, message.kind))
         self._leave_gradients(m, local, trained, complete)
         for form in self.lifetimes.after_backward[i]:
             alive.free((VALUE, m, form))

@@ -97,7 +97,7 @@ class PlannedStep:
     rows: int
     overlaps: bool = False  # whether its rows may be cut into pieces that take turns
 
-    @property
+    @cached_property
     def ranks(self) -> Sequence[int]:
         """The rank at each position."""
         staged = tuple(dict.fromkeys(r for s in self.plan.stages for r in s.ranks))
@@ -176,11 +176,25 @@ class PlannedStep:
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Rows that each data index has of one of the plan's micro-batches, of the largest where
         they differ; a rank without rows computes one that does not count."""
-        return tuple(max(1, b - a) for a, b in self.row_ranges(layout.data))
+        if layout.data not in self._blocks:
+            ranges = self.row_ranges(layout.data)
+            self._blocks[layout.data] = tuple(max(1, b - a) for a, b in ranges)
+        return self._blocks[layout.data]
 
     def row_ranges(self, data: int) -> tuple[tuple[int, int], ...]:
         """The rows [start, stop) of that micro-batch by data index, of a data degree."""
-        return self.plan.row_ranges(-(-self.rows // self.plan.micro_batches), data)
+        if data not in self._ranges:
+            largest = -(-self.rows // self.plan.micro_batches)
+            self._ranges[data] = self.plan.row_ranges(largest, data)
+        return self._ranges[data]
+
+    @cached_property
+    def _ranges(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        return {}
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
 
 def measured(local: LocalComponent, profile: Profile) -> Compute:

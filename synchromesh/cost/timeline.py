@@ -178,6 +178,12 @@ class Timeline:
 
     def _rates(self, computing: bool) -> dict[object, float]:
         """Those that move, and how fast: the first of each lane, as far as it is not late."""
+        if len(self.under_way) < 2:
+            return {
+                k: f.overlap.network if computing else 1.0
+                for k, f in self.under_way.items()
+                if f.late <= _NOTHING
+            }
         first: dict[object, object] = {}
         for key, flight in self.under_way.items():  # in the order in which they began
             first.setdefault(flight.lane, key)
@@ -204,17 +210,21 @@ class Timeline:
         spent."""
         self.clock += seconds
         self.credit = min(self.device.burst.credit, max(0.0, self.credit + earned * seconds))
-        for key, rate in self._rates(computing).items():
-            self.under_way[key].left -= seconds * rate
-        for flight in self.under_way.values():
-            flight.late = max(0.0, flight.late - seconds)
-        for flight in self.under_way.values():
-            if flight.transfer is not None and flight.left <= _NOTHING:
-                flight.transfer.end = max(flight.transfer.end, self.clock)
-        self.under_way = {k: f for k, f in self.under_way.items() if f.left > _NOTHING}
+        if self.under_way:
+            self._move(seconds, computing)
         joining, self.joining = self.joining, []
         for depart in joining:
             depart()
+
+    def _move(self, seconds: float, computing: bool) -> None:
+        for key, rate in self._rates(computing).items():
+            self.under_way[key].left -= seconds * rate
+        for key, flight in list(self.under_way.items()):
+            flight.late = max(0.0, flight.late - seconds)
+            if flight.left <= _NOTHING:
+                del self.under_way[key]
+                if flight.transfer is not None:
+                    flight.transfer.end = max(flight.transfer.end, self.clock)
 
 
 @dataclass

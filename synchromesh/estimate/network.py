@@ -42,6 +42,7 @@ import numpy as np
 from synchromesh.estimate.fair_shares import fair_shares
 from synchromesh.values.cluster import Cluster, Link
 from synchromesh.values.profile import Curve, Pattern
+from synchromesh.values.topology import ANY
 from synchromesh.values.traffic import MESSAGES, CollectiveKind
 
 SWITCH_SECONDS = 25e-6  # NCCL's latency of NVLS over NVLink (tuning.cc)
@@ -84,7 +85,7 @@ def _slowest(links: Sequence[Link]) -> Link | None:
     if not links:
         return None
     return Link(
-        links[0].a, links[0].b, min(x.bytes_per_second for x in links),
+        ANY, ANY, min(x.bytes_per_second for x in links),
         max(x.latency_seconds for x in links), start_seconds=max(x.start_seconds for x in links),
         switch_bytes_per_second=min(x.switch_bytes_per_second for x in links),
     )  # fmt: skip

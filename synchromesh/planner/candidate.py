@@ -6,7 +6,7 @@ from typing import Any
 
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
-from synchromesh.cost.step_time import StepTime, best_pieces, step_time
+from synchromesh.cost.step_time import StepTime, Walk, best_pieces, step_time
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
@@ -81,21 +81,23 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 
-def price(partitions: PartitionCache, plan: Plan, profile: Profile) -> Candidate:
+def price(
+    partitions: PartitionCache, plan: Plan, profile: Profile, walk: Walk = step_time
+) -> Candidate:
     """Seconds, bytes on each device, whether it stays below the limits. Where a plan leaves
-    pieces open it gets the better number, of those that fit if any does."""
+    pieces open it gets the better number, of those that fit if any does. walk: tells seconds."""
     try:
         placed = planned_step(partitions, plan)
         if plan.pieces is None or plan.stages:
-            time = best_pieces(placed, profile, (PIECES,))
+            time = best_pieces(placed, profile, (PIECES,), walk)
         else:
-            time = step_time(placed, profile, plan.pieces)
+            time = walk(placed, profile, plan.pieces)
         memory = peak_memories(placed, profile, time.pieces)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     lack = _lack(partitions.problem, plan, memory)
     if lack and plan.pieces is None and time.pieces > 1:
-        alone = price(partitions, replace(plan, pieces=1), profile)
+        alone = price(partitions, replace(plan, pieces=1), profile, walk)
         if alone.fits:
             return replace(alone, plan=plan)
     return Candidate(plan, time, memory, not lack, lack)

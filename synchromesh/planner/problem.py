@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch.optim import Optimizer
 
+from synchromesh.cost.planned_step import gradient_pattern
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.partition import (
     Analysis,
@@ -19,6 +20,7 @@ from synchromesh.trace.partition.partition import (
 from synchromesh.trace.step import Step
 from synchromesh.values import size
 from synchromesh.values.buckets import MIB, SIZES
+from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.optimizer import coupled, refuse_unusable
 from synchromesh.values.plan import Plan
@@ -167,13 +169,20 @@ Demand = tuple[str, Pattern, int]  # kind of a collective, its groups, bytes of 
 
 
 def collectives_of(partition: Partition, rows: int, devices: int) -> Iterator[Demand]:
-    """What a partition sends for global batches of `rows`; gradients over all data ranks."""
+    """What a partition sends for global batches of `rows`; gradients over those that sum them,
+    over all data ranks, and over all devices."""
+    trained = {
+        p.name: p for c in partition.components for p in c.component.parameters if p.trainable
+    }
+    held = holdings(trained.values(), partition.placements, devices)
     for local in partition.components:
         for c in local.collectives:
             if c.ranks > 1:
                 data = c.data or local.layout.data
                 yield c.kind, Pattern(c.ranks, c.stride), c.payload(-(-rows // data))
         ranks = {Pattern(local.layout.data, local.layout.tensor), Pattern(devices)}
+        own = (held[p.name] for p in local.component.parameters if p.trainable)
+        ranks.update(map(gradient_pattern, own))
         yield from (d for pattern in ranks if pattern.size > 1 for d in _gradients(local, pattern))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from synchromesh.cost.step_time import Walk, step_time
 from synchromesh.engine import batches, heap
 from synchromesh.engine.groups import World
 from synchromesh.planner.candidate import Candidate
@@ -85,12 +86,14 @@ class LiveSession(PlanningSession):
         self.say(f"cut into stages that begin with {', '.join(s.first for s in made.stages)}")
         return made
 
-    def predict(self, plan: Plan, known: Profile | None) -> tuple[Candidate, Profile]:
+    def predict(
+        self, plan: Plan, known: Profile | None, walk: Walk = step_time
+    ) -> tuple[Candidate, Profile]:
         if self.problem.step.opaque:
             reason = "the model runs whole: nothing was measured"
             nothing = known or Profile(self.problem.devices)
             return Candidate(plan, None, (), True, reason), nothing
-        return super().predict(plan, known)
+        return super().predict(plan, known, walk)
 
     def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
         """What is measured besides `known`, which is of this run, is not kept for other runs."""

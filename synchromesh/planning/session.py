@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from synchromesh.cost.step_time import Walk, step_time
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import decide, survey
@@ -46,22 +47,26 @@ class PlanningSession:
 
         return self.facts.agreed(find, str, Plan.parse)[0]
 
-    def predict(self, plan: Plan, known: Profile | None) -> tuple[Candidate, Profile]:
+    def predict(
+        self, plan: Plan, known: Profile | None, walk: Walk = step_time
+    ) -> tuple[Candidate, Profile]:
         """What `plan` takes, and the facts that say so. ValueError where it has no partition."""
         profile = self.profile(plan, known, plan.micro_batches)
-        return price(self.partitions, plan, profile), profile
+        return price(self.partitions, plan, profile, walk), profile
 
     def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
         """`known` with the facts of a plan whose cuts are settled."""
         ranks, partition = self.problem.ranks(plan), self.partitions.partition(plan)
         return self.facts.profile([partition], known, ranks, micro_batches=(micro_batches,))
 
-    def priced(self, plan: Plan, known: Profile | None) -> tuple[Candidate, Profile | None]:
+    def priced(
+        self, plan: Plan, known: Profile | None, walk: Walk = step_time
+    ) -> tuple[Candidate, Profile | None]:
         """As `predict`, of a plan that may leave cuts open; where it cannot run, why."""
         try:
             if plan.open_cuts:
                 plan = self.cut(plan, known)
-            return self.predict(plan, known)
+            return self.predict(plan, known, walk)
         except ValueError as error:
             return Candidate(plan, None, (), False, str(error)), known
 

@@ -14,14 +14,15 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
-from synchromesh.cost.step_time import recorded
+from synchromesh.cost.planned_step import PlannedStep
+from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded, step_time
 from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
 from synchromesh.planning.offline import MakeOptimizer, cluster_of, traced
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.programs.model import refuse_held
-from synchromesh.simulate.failures import (
+from synchromesh.simulator.failures import (
     DAY,
     Checkpoints,
     Presence,
@@ -30,9 +31,9 @@ from synchromesh.simulate.failures import (
     best_interval,
     failures_a_second,
 )
-from synchromesh.simulate.replay import Variation
-from synchromesh.simulate.simulated import Failing, Scale, Simulated, SimulatedPlan
-from synchromesh.simulate.step import SimulatedStep, simulated
+from synchromesh.simulator.replay import Variation
+from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan
+from synchromesh.simulator.step import SimulatedStep, simulated
 from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
@@ -120,9 +121,11 @@ class _Known:
         )  # fmt: skip
 
 
-def _chosen(session: PlanningSession, plan: Plan) -> tuple[Candidate, Profile | None]:
+def _chosen(
+    session: PlanningSession, plan: Plan, walk: Walk = step_time
+) -> tuple[Candidate, Profile | None]:
     if not plan.automatic:
-        return session.priced(plan, None)
+        return session.priced(plan, None, walk)
     choice = session.choose(session.survey())
     return choice.chosen, choice.profile
 
@@ -130,11 +133,18 @@ def _chosen(session: PlanningSession, plan: Plan) -> tuple[Candidate, Profile | 
 def _walked(
     session: PlanningSession, plan: Plan, rows: int, variation: Variation
 ) -> SimulatedPlan:
-    chosen, profile = _chosen(session, plan)
+    walks: list[Recorded] = []
+
+    def walk(planned: PlannedStep, profile: Profile, pieces: int) -> StepTime:
+        walks.append(recorded(planned, profile, pieces))
+        return walks[-1].time
+
+    chosen, profile = _chosen(session, plan, walk)
     if chosen.time is None or profile is None:
         return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
     planned = planned_step(session.partitions, chosen.plan)
-    made = recorded(planned, profile, chosen.time.pieces)
+    known = (made for made in walks if made.time is chosen.time)
+    made = next(known, None) or recorded(planned, profile, chosen.time.pieces)
     step: SimulatedStep = simulated(planned, made, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)

@@ -15,10 +15,10 @@ Boxes are those of values with rows first: (rows, ..., segments, inner, ...)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product, starmap
-from math import prod
+from math import lcm, prod
 
 from synchromesh.values.boxes import Box, Slices, intersection, local_shape, place
 from synchromesh.values.component import ITEM_BYTES, Value
@@ -84,12 +84,24 @@ class Route:
 
 @lru_cache(maxsize=4096)
 def routes(source: Side, target: Side, dims: Dims) -> tuple[Route, ...]:
-    """All routes of a change; received parts are added up where the source is partial."""
+    """All routes of a change; received parts are added up where the source is partial.
+
+    Stages further ahead have those of the first ones, moved on: positions count modulo degrees."""
+    ahead = min(source.first, target.first)
+    ahead -= ahead % lcm(source.tensor, target.tensor)
+    if ahead:
+        ends = (replace(side, first=side.first - ahead) for side in (source, target))
+        return tuple(
+            Route(r.sender + ahead, r.receiver + ahead, r.parts) for r in routes(*ends, dims)
+        )
+    have = {p: source.boxes(p, dims) for p in source.layout.positions}
+    want = {p: target.boxes(p, dims) for p in target.layout.positions}
     made = []
     for sender, receiver in _pairs(source, target):
-        have, want = source.boxes(sender, dims), target.boxes(receiver, dims)
-        shared = filter(None, starmap(intersection, product(have, want)))
-        if parts := tuple((place(box, have), place(box, want)) for box in shared):
+        shared = filter(None, starmap(intersection, product(have[sender], want[receiver])))
+        if parts := tuple(
+            (place(box, have[sender]), place(box, want[receiver])) for box in shared
+        ):
             made.append(Route(sender, receiver, parts))
     return tuple(made)
 

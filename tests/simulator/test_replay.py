@@ -17,8 +17,8 @@ from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
-from synchromesh.simulate.replay import Replay, Variation
-from synchromesh.simulate.step import simulated, trace_events
+from synchromesh.simulator.replay import Replay, Variation
+from synchromesh.simulator.step import simulated, trace_events
 from synchromesh.trace.capture.capture import trace
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern

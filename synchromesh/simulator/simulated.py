@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from synchromesh.simulate.failures import FailureOutcome
-from synchromesh.simulate.step import SimulatedStep
+from synchromesh.simulator.failures import FailureOutcome
+from synchromesh.simulator.step import SimulatedStep
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
 from synchromesh.values.size import readable

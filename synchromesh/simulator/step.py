@@ -19,7 +19,7 @@ import numpy as np
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded
 from synchromesh.cost.timeline import RecordedSpan
-from synchromesh.simulate.replay import Floats, Replay, Variation
+from synchromesh.simulator.replay import Floats, Replay, Variation
 
 QUANTILES = (0.05, 0.5, 0.95)
 DRAWS = 100  # steps of which quantiles are taken

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from synchromesh.simulate.failures import (
+from synchromesh.simulator.failures import (
     DAY,
     Checkpoints,
     FailureOutcome,
