@@ -49,7 +49,7 @@ class GroupGradients:
 
     def kind(self, h: Holding) -> BucketKind:
         """What it has in common with those that share its bucket."""
-        ranks, users = (gradient_pattern(h), tuple(h.positions)), self._stages[h.tensor.name]
+        ranks, users = (gradient_pattern(h), h.positions), self._stages[h.tensor.name]
         return BucketKind.of(ranks, h.tensor.dtype, h.part_placement, users, h.each_backward)
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:

@@ -276,7 +276,7 @@ class _MemoryWalk:
         for message, e in needed:
             self.alive.set((ARRIVED, message, e), self._received(e, message.kind))
             if message.kind == "B":  # it is back, so the value has arrived
-                self.alive.free((SENT, replace(message, kind="F")))
+                self.alive.free((SENT, message.forward))
         for item in walked(self.planned.turns[action.stage], action):
             key = action.kind, action.micro_batch, item.component
             if isinstance(item, ComputeShare) and key not in self.begun:
@@ -287,7 +287,7 @@ class _MemoryWalk:
         m, stage = action.micro_batch, action.stage
         if m % self.pieces == 0:
             self.scattered.end_backward(stage)
-        for message, e in (*needed, *self._needed(replace(action, kind="F"))):
+        for message, e in (*needed, *self._needed(Action(stage, "F", m))):
             self.alive.free((ARRIVED, message, e))
         for form in self.lifetimes.after_stage(stage):
             self.alive.free((VALUE, m, form))

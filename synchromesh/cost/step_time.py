@@ -291,10 +291,13 @@ def _compute(
     blocks = planned.blocks(local.layout)
     last = len(curves.forward) - 1
     different = {}  # devices and their rows; of those with the same curve one is enough
-    for position in local.layout.positions:
-        rank = planned.ranks[position]
-        rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
-        different[id(curves.forward[min(rank, last)]), rows] = rank
+    if len(set(map(id, curves.forward))) == 1:
+        different = {(0, max(1.0, block / pieces)): 0 for block in set(blocks)}
+    else:
+        for position in local.layout.positions:
+            rank = planned.ranks[position]
+            rows = max(1.0, blocks[local.layout.data_index(position)] / pieces)
+            different[id(curves.forward[min(rank, last)]), rows] = rank
     forward, backward = max((curves.on(r, n) for (_, n), r in different.items()), key=sum)
     calls = profile.calls
     forward, backward = max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)

@@ -86,9 +86,15 @@ def uniform_partitions(partitions: PartitionCache) -> UniformPartitions:
     return UniformPartitions(step, devices, problem.rows, cut)
 
 
+# The highest tensor degree that is looked at. On 1,024 H100 a step of six blocks of GPT-2 of width
+# 12,288 takes 0.65 s under degree 8, 1.7 under 64, 2.7 under 128, 29 under 1,024 by estimates, and
+# the degrees above 64 took half of the time in which those of all were made.
+MOST_TENSOR = 64
+
+
 def degrees(devices: int) -> tuple[int, ...]:
-    """The tensor degrees of layouts on `devices`: their divisors."""
-    return tuple(m for m in range(1, devices + 1) if devices % m == 0)
+    """The tensor degrees of layouts on `devices`: their divisors, up to `MOST_TENSOR`."""
+    return tuple(m for m in range(1, min(devices, MOST_TENSOR) + 1) if devices % m == 0)
 
 
 def holdings_of(

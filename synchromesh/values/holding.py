@@ -44,14 +44,14 @@ class Holding:
         gradient."""
         return self.placement == REPLICATED_PARTIAL_GRADIENT
 
-    @property
+    @cached_property
     def gradient_layout(self) -> Layout:
         """The layout whose data ranks sum this tensor's gradient (docs/design.md, "Gradients")."""
         if not self.partial_gradient:
             return self.layout
         return Layout(len(self.positions), 1, first=self.positions[0])
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Into how many parts what a position computes with is cut; 1: it is kept whole."""
         return 1 if self.states == "none" else self.gradient_layout.data
@@ -94,17 +94,17 @@ class Holding:
             before += (high - low) * (d == cut)
         return tuple(boxes)
 
-    @property
+    @cached_property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of what a position computes with at most, as the first one does."""
         return self.placement.local_shape(self.tensor.shape, self.layout.tensor)
 
-    @property
+    @cached_property
     def local_bytes(self) -> int:
         """Bytes of what a position computes with at most: what a plan is priced by."""
         return replace(self.tensor, shape=self.local_shape).bytes
 
-    @property
+    @cached_property
     def kept_bytes(self) -> int:
         """Bytes of what a position keeps at most."""
         shape = self.part_placement.local_shape(self.local_shape, self.parts)

@@ -12,6 +12,7 @@ same part of the parameters and sum its gradients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 ShardStates = Literal["none", "optimizer", "gradients", "parameters"]  # names of levels
@@ -62,12 +63,12 @@ class Layout:
     def devices(self) -> int:
         return self.data * self.tensor
 
-    @property
+    @cached_property
     def mesh(self) -> "Layout":
         """Degrees and positions alone: equal meshes have the same rows and groups on each rank."""
         return Layout(self.data, self.tensor, first=self.first)
 
-    @property
+    @cached_property
     def positions(self) -> range:
         return range(self.first, self.first + self.devices)
 

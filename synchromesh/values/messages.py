@@ -55,6 +55,11 @@ class Message:
         return Action(self.sender, self.kind, self.micro_batch)
 
     @property
+    def forward(self) -> "Message":
+        """The message of the values themselves, of these or of their gradients."""
+        return Message("F", self.source, self.target, self.micro_batch)
+
+    @property
     def needed_by(self) -> Action:
         """The action that waits for it."""
         return Action(self.receiver, self.kind, self.micro_batch)

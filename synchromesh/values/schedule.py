@@ -56,6 +56,8 @@ class Action:
 
     def of_all(self, together: int) -> "Action":
         """The same of all `together` micro-batches that share a backward, which count as one."""
+        if together == 1 and not self.turn:
+            return self
         return Action(self.stage, self.kind, self.micro_batch // together)
 
     def waits_for(self, stages: int, turns: int = 1) -> tuple["Action", ...]:

@@ -37,7 +37,7 @@ from synchromesh.planner.problem import Facts, PartitionCache, PlanningProblem
 from synchromesh.planner.stages.facts import stage_demands
 from synchromesh.planner.stages.plans import stage_plans
 from synchromesh.planner.unequal import widened
-from synchromesh.planner.uniform import UniformPartitions, degrees, uniform_partitions
+from synchromesh.planner.uniform import MOST_TENSOR, UniformPartitions, degrees, uniform_partitions
 from synchromesh.planner.wording import relatives
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.values.layout_spec import LayoutSpec
@@ -302,7 +302,7 @@ def plain(devices: int, splits: bool = True) -> list[Plan]:
     specs = [LayoutSpec("single"), LayoutSpec("data")]
     if splits:
         specs += [LayoutSpec("hybrid", tensor=m) for m in degrees(devices) if 1 < m < devices]
-        specs += [LayoutSpec("tensor")] if devices > 1 else []
+        specs += [LayoutSpec("tensor")] if 1 < devices <= MOST_TENSOR else []
     return [Plan(spec) for spec in specs]
 
 
