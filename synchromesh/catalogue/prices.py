@@ -1,8 +1,9 @@
 """Prices: what instances with accelerators cost per hour, with region, date and source."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from synchromesh.values import document
 from synchromesh.values.fault import near
@@ -25,6 +26,15 @@ class HourlyPrice:
         ceil(devices / devices of an instance) x seconds / 3600"""
         return self.dollars_per_hour * -(-devices // self.devices) * seconds / 3600
 
+    def to_dict(self, kind: str) -> dict[str, Any]:
+        """kind: `on demand` or `spot`."""
+        return {**asdict(self), "kind": kind}
+
+    def __str__(self) -> str:
+        of = "a device" if self.devices == 1 else f"{self.devices} devices"
+        told = (self.name, self.region, f"of {self.date}" if self.date else "", self.source)
+        return ", ".join([f"${self.dollars_per_hour:g} an hour for {of}", *filter(None, told)])
+
 
 def price(instance: str, region: str | None = None, date: str | None = None) -> HourlyPrice:
     """The price of an instance, the newest where no date is given. ValueError, with what there
@@ -34,7 +44,7 @@ def price(instance: str, region: str | None = None, date: str | None = None) -> 
         names = sorted({p.name for p in prices()})
         raise ValueError(
             f"there is no price of an instance {instance!r}{near(instance, names)}; known are "
-            f"{', '.join(names)}; --hourly-price DOLLARS says your own"
+            f"{', '.join(names)}; --hourly-price DOLLARS@DATE says your own"
         )
     matching = [p for p in of_instance if region in (None, p.region) and date in (None, p.date)]
     if not matching:
@@ -42,7 +52,7 @@ def price(instance: str, region: str | None = None, date: str | None = None) -> 
         asked = " ".join(filter(None, (region, date)))
         raise ValueError(
             f"there is no price of {instance} for {asked}: the table has {known}; "
-            "--hourly-price DOLLARS says your own"
+            "--hourly-price DOLLARS@DATE says your own"
         )
     return max(matching, key=lambda p: (p.date != UNDATED, p.date))
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from math import inf, nextafter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -61,8 +62,17 @@ def rate(text: str) -> float:
     return _number(float, text, 0.0, 10**9, "a number from 0")
 
 
-def dollars(text: str) -> float:
-    return _number(float, text, nextafter(0.0, 1.0), 10**6, "a number of dollars above 0")
+def dated(text: str) -> "HourlyPrice":
+    """Dollars an hour and the day of this price, `2.50@2026-11-01`."""
+    from synchromesh.catalogue.prices import HourlyPrice
+
+    told, _, day = text.partition("@")
+    dollars = _number(float, told, nextafter(0.0, 1.0), 10**6, "a number of dollars above 0")
+    with suppress(ValueError):
+        return HourlyPrice(dollars, date=date.fromisoformat(day).isoformat())
+    raise argparse.ArgumentTypeError(
+        f"{text!r} does not say of which day this price is: give it as {told}@2026-11-01"
+    )
 
 
 def headroom(text: str) -> str:
@@ -84,8 +94,8 @@ TARGETS = together(
 )  # fmt: skip
 PRICE = together(
     either(
-        option("--hourly-price", type=dollars, metavar="DOLLARS",
-               help="of one device for an hour"),
+        option("--hourly-price", type=dated, metavar="DOLLARS@DATE",
+               help="of one device for an hour, and the day of this price, as 2.50@2026-11-01"),
         option("--instance", metavar="NAME", help="of AWS or Google, as p3.2xlarge"),
     ),
     option("--region", metavar="R", help="of the instance's price"),
@@ -195,5 +205,19 @@ def price(args: argparse.Namespace) -> "HourlyPrice | None":
     if args.instance is None and (args.region or args.price_date):
         raise ValueError("--region and --price-date are those of an --instance: name one")
     if args.hourly_price is not None:
-        return prices.HourlyPrice(args.hourly_price, source="--hourly-price")
+        told: HourlyPrice = args.hourly_price
+        return replace(told, source="--hourly-price")
     return args.instance and prices.price(args.instance, args.region, args.price_date)
+
+
+def spot(args: argparse.Namespace, paid: "HourlyPrice | None") -> "HourlyPrice | None":
+    """That of --spot-price, of what `paid` is the price of on demand."""
+    if args.spot_price is None:
+        return None
+    if not paid:
+        raise ValueError(
+            "--spot-price is told beside the price on demand: --hourly-price or --instance"
+        )
+    told: HourlyPrice = args.spot_price
+    of = replace(paid, dollars_per_hour=told.dollars_per_hour, date=told.date)
+    return replace(of, source="--spot-price")

@@ -1,18 +1,20 @@
 """`synchromesh plan TARGET --cluster C` (or `--profile FILE`): ranked plans without devices."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh import catalogue
 from synchromesh.cli import options, ranks
-from synchromesh.cli.command import answer, command, option
+from synchromesh.cli.command import answer, command, option, together
 from synchromesh.cli.completion import clusters
 from synchromesh.values import size as sizes
 from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
+    from synchromesh.planning.layer_profile import LayerProfile
     from synchromesh.planning.layers import LayerPlanned
     from synchromesh.planning.offline import Planned
 
@@ -27,17 +29,38 @@ def size(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+PROFILE = together(
+    option("--profile", metavar="FILE",
+           help="in place of TARGET: layers with their times and sizes, as CSV or in PipeDream's "
+           "text form, in stages that are data parallel"),
+    option("--profile-rows", type=options.positive, metavar="N",
+           help="rows that the profile was measured with; default: by its last linear layer"),
+)  # fmt: skip
+
+
+def one_of_both(args: argparse.Namespace, command: str, besides: str = "") -> None:
+    if (args.target is None) == (args.profile is None):
+        raise ValueError(f"{command} needs either a TARGET or a --profile FILE{besides}")
+
+
+def layers(args: argparse.Namespace) -> "tuple[LayerProfile, int]":
+    """Those of `PROFILE`, and of how many rows. ValueError where nobody says these."""
+    from synchromesh.planning.layer_profile import load
+
+    if args.bf16 or args.data:
+        raise ValueError("--bf16 and --data are of a TARGET, not of a --profile")
+    profile = load(Path(args.profile))
+    profile = replace(profile, measured_rows=args.profile_rows or profile.rows)
+    return profile, profile.needed_rows
+
+
 def main(args: argparse.Namespace) -> int:
     made: LayerPlanned | Planned
     if args.clusters:
         names = catalogue.names()
         answer(args, {"clusters": list(names)}, "\n".join(names))
         return 0
-    if (args.target is None) == (args.profile is None):
-        raise ValueError(
-            "plan needs either a TARGET or a --profile FILE (or --clusters, which lists the "
-            "catalogue)"
-        )
+    one_of_both(args, "plan", " (or --clusters, which lists the catalogue)")
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
     made = _of_layers(args) if args.profile else _of_model(args)
@@ -55,11 +78,7 @@ COMMAND = command(
     "measured, and prints it beside the plain ones: seconds, memory, the share of the step that "
     "waits for traffic, and why.",
     options.target(required=False),
-    option("--profile", metavar="FILE",
-           help="in place of TARGET: layers with their times and sizes in PipeDream's text "
-           "form; finds the stages to train them in"),
-    option("--profile-rows", type=options.positive, metavar="N",
-           help="rows that the profile was measured with; default: by its last linear layer"),
+    PROFILE,
     option("--cluster", metavar="C", completer=clusters,
            help="a name of the catalogue (v100x8), or a file that doctor wrote; default "
            "cluster.yaml"),
@@ -79,19 +98,12 @@ COMMAND = command(
 
 def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
     from synchromesh.cli.choice import show_layers
-    from synchromesh.planning.layer_profile import load
     from synchromesh.planning.layers import plan_layers
     from synchromesh.planning.offline import cluster_of
 
-    if args.bf16 or args.explain or args.data or args.plan:
-        raise ValueError("--bf16, --explain, --data, --plan are of a TARGET, not of a --profile")
-    profile = load(Path(args.profile))
-    rows = args.profile_rows or profile.rows
-    if rows is None:
-        raise ValueError(
-            f"{args.profile} does not say of how many rows it is, as it has no linear layer: "
-            "--profile-rows N does"
-        )
+    if args.explain or args.plan:
+        raise ValueError("--explain and --plan are of a TARGET, not of a --profile")
+    profile, rows = layers(args)
     cluster = cluster_of(args.cluster or _here())
     made = plan_layers(profile, cluster, rows, args.batch_size, args.memory, args.headroom)
     document = {"profile": args.profile, **made.to_dict()}

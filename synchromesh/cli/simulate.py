@@ -1,51 +1,70 @@
-"""`synchromesh simulate TARGET --plan P --cluster C`: plans walked without devices."""
+"""`synchromesh simulate TARGET --plan P --cluster C` (or `--profile FILE`): plans walked alone."""
 
 import argparse
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.cli.completion import clusters
-from synchromesh.cli.plan import size
+from synchromesh.cli.plan import PROFILE, layers, one_of_both, size
 
 if TYPE_CHECKING:
+    from synchromesh.planner.problem import Say
     from synchromesh.planning.simulation import Failures
     from synchromesh.simulator.simulated import Simulated
 
 
 def main(args: argparse.Namespace) -> int:
     from synchromesh.cli.console import working
+    from synchromesh.simulator.step import trace_events
     from synchromesh.values.document import write
 
     if args.trace and (refused := options.refusal(args.trace, args.force, (".json",))):
         raise ValueError(refused)
-    if args.trace and "," in args.plan:
-        raise ValueError(f"--trace is of one plan, and --plan {args.plan} names several")
+    if args.trace and len(args.plan) > 1:
+        raise ValueError(f"--trace is of one plan, and --plan names {len(args.plan)}")
+    one_of_both(args, "simulate")
     with ranks.uncollected(), working() as say:
-        from synchromesh.planning import simulation
-        from synchromesh.planning.offline import cluster_of
-        from synchromesh.simulator.replay import Variation
-        from synchromesh.simulator.step import trace_events
-        from synchromesh.workloads.stand_in import stand_in
-
-        cluster = cluster_of(args.cluster)
-        plans = [options.plan(text) for text in args.plan.split(",")]
-        for plan in plans:
-            if not plan.automatic:
-                options.check_degrees(plan, len(cluster.ranks))
-        workload = options.example(args)
-        made = simulation.simulate(
-            stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
-            workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
-            headroom=args.headroom, autocast=options.precision(args.bf16), carry=workload.carry,
-            variation=Variation(args.jitter, dict(args.slow), args.seed), devices=args.devices,
-            scaling=args.scaling, failures=_failures(args), price=options.price(args), say=say,
-        )  # fmt: skip
+        made = _made(args, say)
     if args.trace and (step := made.plans[0].step):
         write(Path(args.trace), trace_events(step, made.names))
     answer(args, made.to_dict(), lambda: _show(made))
     return 0 if all(p.step for p in made.plans) else 1
+
+
+def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
+    from synchromesh.planning import simulation
+    from synchromesh.planning.offline import cluster_of
+    from synchromesh.simulator.replay import Variation
+    from synchromesh.workloads.stand_in import stand_in
+
+    cluster = cluster_of(args.cluster)
+    plans = [options.plan(text) for text in args.plan]
+    for plan in plans:
+        if not plan.automatic:
+            options.check_degrees(plan, len(cluster.ranks))
+    price, failures = options.price(args) or None, _failures(args)
+    asked = simulation.Conditions(
+        Variation(args.jitter, dict(args.slow), args.seed), args.devices, args.scaling, failures,
+        price, options.spot(args, price),
+    )  # fmt: skip
+    if args.profile:
+        profile, _ = layers(args)
+        made = simulation.simulate_layers(
+            profile, cluster, plans, asked, rows=args.batch_size, memory=args.memory,
+            headroom=args.headroom, say=say,
+        )  # fmt: skip
+        return replace(made, workload=args.profile)
+    workload = options.example(args)
+    return simulation.simulate(
+        stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
+        workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
+        headroom=args.headroom, autocast=options.precision(args.bf16), carry=workload.carry,
+        say=say, **vars(asked),
+    )  # fmt: skip
 
 
 def _failures(args: argparse.Namespace) -> "Failures | None":
@@ -69,12 +88,20 @@ def _show(made: "Simulated") -> None:
 
     console = Console.wide(160)
     band = f"+-{made.error_band:.0%}" if made.error_band else "error not stated"
-    title = f"{made.workload} on {made.cluster.name} ({made.source}, time {band})"
+    what = "links" if made.source == "layer profile" else "time"
+    title = f"{made.workload} on {made.cluster.name} ({made.source}, {what} {band})"
     titles = (title, "other numbers of devices", "days with failures")
     tables = (made.rows(), made.scaling_rows(), failing_rows(made.plans))
     for name, (heading, *rows) in zip(titles, ([*t] or [()] for t in tables), strict=True):
         if rows:
             console.print(table(name, heading, rows))
+    for kind, price in made.prices.items():
+        console.print(f"dollars {kind}: {price}", soft_wrap=True, highlight=False)
+
+
+def several(text: str) -> list[str]:
+    """Plans by commas: behind a comma inside of one stands a number or `name=`."""
+    return re.split(r",(?!\s*(?:[0-9]|[a-z_]+=))", text)
 
 
 def slow(text: str) -> tuple[int, float]:
@@ -95,10 +122,11 @@ COMMAND = command(
     "simulate", main, "what plans do on a cluster: steps, failures, money",
     "Walks plans from event to event on a cluster that need not be there, from its data sheets or "
     "from what doctor measured, and prints seconds of a step and what they go into.",
-    options.target(),
+    options.target(required=False), PROFILE,
     option("--cluster", metavar="C", required=True, completer=clusters,
            help="a name of the catalogue (h100x64), or a file that doctor wrote"),
-    option("--plan", default="auto", metavar="PLANS", help="one, or several by commas"),
+    option("--plan", type=several, default=["auto"], metavar="PLANS",
+           help="one, or several by commas"),
     option("--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"),
     options.HEADROOM, options.BF16,
     option("--jitter", type=options.rate, default=0.0, metavar="SHARE",
@@ -130,6 +158,8 @@ COMMAND = command(
     option("--checkpoint-seconds", type=options.rate, default=30.0, metavar="SECONDS",
            help="that steps wait for a checkpoint; default 30"),
     options.PRICE,
+    option("--spot-price", type=options.dated, metavar="DOLLARS@DATE",
+           help="besides, of what --hourly-price or --instance is the price on demand"),
     option("--trace", metavar="FILE", help="what goes on in a step, .json for Perfetto"),
     options.FORCE, options.JSON,
 )  # fmt: skip

@@ -76,6 +76,16 @@ class LayerProfile:
                 return int(rows) if rows >= 1 and rows == int(rows) else None
         return None
 
+    @property
+    def needed_rows(self) -> int:
+        """`rows`. ValueError where they are not known."""
+        if self.rows is None:
+            raise ValueError(
+                "the profile does not say of how many rows it is, as it has no linear layer: "
+                "--profile-rows N does, in Python `measured_rows`"
+            )
+        return self.rows
+
 
 def load(path: Path) -> LayerProfile:
     """The profile of a file. ValueError names the line at fault."""

@@ -123,11 +123,18 @@ def plan_layers(
     return LayerPlanned(order, profile, cluster, made.rows, time.perf_counter() - began, refusal)
 
 
-def _scaled(measured: Sequence[Curve], share: float) -> Floats:
+def scaled(measured: Sequence[Curve], share: float) -> Floats:
     """Seconds of layers for a share of their rows: those that take any time are launched."""
     seconds = np.array([curve(share) for curve in measured])
     taking = np.array([curve(1.0) > 0 for curve in measured])
     return np.where(taking, np.maximum(seconds, LAUNCH_SECONDS), 0.0)
+
+
+def slowdowns(cluster: Cluster) -> tuple[float, ...]:
+    """Seconds of each device for one of the quickest; 1 where a rate is not known."""
+    rates = [device.flops.get("float32", 0.0) for _, device in cluster.ranks]
+    most, all_known = max(rates), min(rates) > 0
+    return tuple(most / rate if all_known else 1.0 for rate in rates)
 
 
 @dataclass(frozen=True)
@@ -143,13 +150,11 @@ class _Planning:
 
     @cached_property
     def problem(self) -> StageProblem:
-        devices = [device for _, device in self.cluster.ranks]
-        sizes, count = group_sizes(len(devices)), len(self.profile.layers)
+        sizes, count = group_sizes(len(self.cluster.ranks)), len(self.profile.layers)
         costs = cache(lambda m: stage_costs(self.facts, m, sizes, (1,), count))
         numbers = micro_batch_numbers(self.rows)
-        rates = [device.flops.get("float32", 0.0) for device in devices]
-        slowdowns = tuple(max(rates) / rate if rate and min(rates) else 1.0 for rate in rates)
-        return StageProblem(count, sizes, self.limits, slowdowns, numbers, costs)
+        slower = slowdowns(self.cluster)
+        return StageProblem(count, sizes, self.limits, slower, numbers, costs)
 
     def facts(self, size: int, _: int, micro_batches: int) -> StageFacts | None:
         """What layers take on `size` devices; None where a device would have no row."""
@@ -163,8 +168,8 @@ class _Planning:
         group = GroupPlacement.of(self.cluster, range(size))
         bucket = group_seconds("all_reduce", SIZES.full, group) / SIZES.full
         return StageFacts(
-            forward=_scaled([layer.forward for layer in layers], share),
-            backward=_scaled([layer.backward for layer in layers], share),
+            forward=scaled([layer.forward for layer in layers], share),
+            backward=scaled([layer.backward for layer in layers], share),
             gradient=bucket * parameters, update=self.UPDATE * parameters / bandwidth,
             resident=self.RESIDENT * parameters, message=self._messages(share, size),
             kept=share * np.array([layer.kept for layer in layers]),

@@ -2,7 +2,7 @@
 hosts that fail, and what it costs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
@@ -19,6 +19,8 @@ from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded, step_
 from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
+from synchromesh.planning.layer_facts import LayerFacts
+from synchromesh.planning.layer_profile import LayerProfile
 from synchromesh.planning.offline import MakeOptimizer, cluster_of, traced
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.programs.model import refuse_held
@@ -35,7 +37,6 @@ from synchromesh.simulator.replay import Variation
 from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan
 from synchromesh.simulator.step import SimulatedStep, simulated
 from synchromesh.trace.capture.carry import Start
-from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -58,72 +59,100 @@ class Failures:
     seeds: int = 20
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """Under which plans are walked and what for: see `simulate`."""
+
+    variation: Variation = field(default_factory=Variation)
+    devices: Sequence[int] = ()
+    scaling: Scaling = "strong"
+    failures: Failures | None = None
+    price: HourlyPrice | None = None
+    spot: HourlyPrice | None = None
+
+
 def simulate(
     model: nn.Module, loss: Loss, example_batch: Any, *, cluster: Cluster | str,
     plans: Sequence[Plan | str] = ("auto",), workload: str = "",
     optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, memory: float | None = None,
     headroom: str | None = None, autocast: torch.dtype | None = None, carry: Start | None = None,
     variation: Variation | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
-    failures: Failures | None = None, price: HourlyPrice | None = None, say: Say = silent,
+    failures: Failures | None = None, price: HourlyPrice | None = None,
+    spot: HourlyPrice | None = None, say: Say = silent,
 ) -> Simulated:  # fmt: skip
     """What `plans` do on `cluster`, walked from event to event; no device is needed.
 
     example_batch: a global batch. variation: how devices differ. devices, scaling: also on so many
     devices of the same kind, with the same rows (`strong`) or the same rows on each (`weak`).
-    failures: days of training with hosts that fail. price: of a step. The rest as of `sm.plan`.
+    failures: days of training with hosts that fail. price, spot: on
+    demand and not, for dollars. The rest as of `sm.plan`.
     ValueError for a cluster or a plan that does not fit the other."""
-    began = time.perf_counter()
     refuse_held(model, "simulate")
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
+    asked = Conditions(variation or Variation(), devices, scaling, failures, price, spot)
+    asked.variation.check(place)
+    began = time.perf_counter()
     rows, step = traced(model, loss, example_batch, autocast, carry, say)
     if step.opaque:
         raise ValueError(
             f"the model cannot be traced, so nothing of a step is known: {step.reason}"
         )
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
-    variation = variation or Variation()
-    variation.check(place)
-    known = _Known(step, model, made, memory, headroom, say)
-    session = known.on(place, rows)
-    walked = [
-        _priced(_walked(session, parsed(p), rows, variation), place, failures, price)
-        for p in plans
-    ]
-    scales = [
-        scale
-        for plan in plans
-        for scale in _scales(known, place, parsed(plan), rows, devices, scaling)
-    ]
-    chain = step.chain.names
-    return Simulated(
-        workload, place, SOURCE, place.error_band, tuple(walked), tuple(chain),
-        time.perf_counter() - began, tuple(scales),
-    )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class _Known:
-    """What does not depend on the cluster."""
-
-    step: Step
-    model: nn.Module
-    optimizer: Optimizer
-    memory: float | None
-    headroom: str | None
-    say: Say
-
-    def on(self, cluster: Cluster, rows: int) -> PlanningSession:
+    def on(place: Cluster, rows: int) -> PlanningSession:
         return PlanningSession(
-            DatasheetFacts.of(
-                self.step, self.model, self.optimizer, rows, cluster, self.memory, self.headroom,
-                self.say,
-            )
-        )  # fmt: skip
+            DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
+        )
+
+    found = _simulated(on, place, rows, plans, asked, say)
+    return replace(found, workload=workload, seconds=time.perf_counter() - began)
+
+
+def simulate_layers(
+    profile: LayerProfile, cluster: Cluster, plans: Sequence[Plan | str] = ("auto",),
+    asked: Conditions | None = None, *, rows: int | None = None, memory: float | None = None,
+    headroom: str | None = None, say: Say = silent,
+) -> Simulated:  # fmt: skip
+    """The same of layers that somebody has measured, under plans of data parallel and stages.
+
+    rows: of a global batch; default: the profiled ones on each device. ValueError also where the
+    profile does not say how many these are."""
+    asked = asked or Conditions()
+    asked.variation.check(cluster)
+
+    def on(place: Cluster, rows: int) -> PlanningSession:
+        return PlanningSession(LayerFacts.of_layers(profile, place, rows, memory, headroom))
+
+    rows = rows or profile.needed_rows * len(cluster.ranks)
+    found = _simulated(on, cluster, rows, plans, asked, say)
+    return replace(found, source="layer profile")
+
+
+On = Callable[[Cluster, int], PlanningSession]  # for global batches of so many rows
+
+
+def _simulated(
+    on: On, place: Cluster, rows: int, plans: Sequence[Plan | str], asked: Conditions, say: Say
+) -> Simulated:
+    began, session = time.perf_counter(), on(place, rows)
+    walked = [
+        _priced(_walked(session, parsed(p), rows, asked.variation), place, asked) for p in plans
+    ]
+    scales = [s for p in plans for s in _scales(on, place, parsed(p), rows, asked, say)]
+    return Simulated(
+        "", place, SOURCE, place.error_band, tuple(walked), session.problem.names,
+        time.perf_counter() - began, tuple(scales), asked.price, asked.spot,
+    )  # fmt: skip
 
 
 def _chosen(
     session: PlanningSession, plan: Plan, walk: Walk = step_time
 ) -> tuple[Candidate, Profile | None]:
+    if plan.automatic and isinstance(session.facts, LayerFacts):
+        try:
+            plan = session.facts.quickest()
+        except ValueError as error:
+            return Candidate(plan, None, (), False, str(error)), None
     if not plan.automatic:
         return session.priced(plan, None, walk)
     choice = session.choose(session.survey())
@@ -150,18 +179,17 @@ def _walked(
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
 
 
-def _priced(
-    plan: SimulatedPlan, place: Cluster, failures: Failures | None, price: HourlyPrice | None
-) -> SimulatedPlan:
+def _priced(plan: SimulatedPlan, place: Cluster, asked: Conditions) -> SimulatedPlan:
     """With its days of failures, and its money."""
     if (step := plan.step) is None:
         return plan
-    if failures is not None:
-        plan = replace(plan, failures=_failing(failures, len(place.hosts), step.seconds))
-    if price is not None:
-        dollars = price.dollars(step.seconds, len(place.ranks))
-        plan = replace(plan, dollars=dollars)
-    return plan
+    if asked.failures is not None:
+        plan = replace(plan, failures=_failing(asked.failures, len(place.hosts), step.seconds))
+    dollars, spot = (
+        None if price is None else price.dollars(step.seconds, len(place.ranks))
+        for price in (asked.price, asked.spot)
+    )
+    return replace(plan, dollars=dollars, spot=spot)
 
 
 def _failing(asked: Failures, hosts: int, step: float) -> Failing:
@@ -178,18 +206,18 @@ def _failing(asked: Failures, hosts: int, step: float) -> Failing:
 
 
 def _scales(
-    known: _Known, place: Cluster, plan: Plan, rows: int, devices: Sequence[int], scaling: Scaling
+    on: On, place: Cluster, plan: Plan, rows: int, asked: Conditions, say: Say
 ) -> list[Scale]:
     """Of a plan on each number of devices, beside one device with the same rows."""
     made, alone = [], Plan.parse("single")
-    single = cache(lambda of: _chosen(known.on(catalogue.resized(place, 1), of), alone)[0])
-    for count in devices:
-        of = rows if scaling == "strong" else max(1, rows * count // len(place.ranks))
+    single = cache(lambda of: _chosen(on(catalogue.resized(place, 1), of), alone)[0])
+    for count in asked.devices:
+        of = rows if asked.scaling == "strong" else max(1, rows * count // len(place.ranks))
         one = chosen = single(of)
         if count > 1:
-            chosen, _ = _chosen(known.on(catalogue.resized(place, count), of), plan)
+            chosen, _ = _chosen(on(catalogue.resized(place, count), of), plan)
         if chosen.time is None or one.time is None:
-            known.say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
+            say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
             continue
         made.append(Scale(str(chosen.plan), count, of, chosen.seconds, one.seconds / count))
     return made

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.simulator.failures import FailureOutcome
 from synchromesh.simulator.step import SimulatedStep
 from synchromesh.values.cluster import Cluster
@@ -55,7 +56,8 @@ class SimulatedPlan:
     memory: tuple[float, ...] = ()  # bytes at the peak, of each device that takes part
     fits: bool = True
     reason: str = ""
-    dollars: float | None = None  # of a step
+    dollars: float | None = None  # of a step on demand
+    spot: float | None = None  # ... and at a price that is not
     failures: Failing | None = None
 
     @property
@@ -66,6 +68,11 @@ class SimulatedPlan:
         useful = self.failures.useful_share if self.failures else 1.0
         return useful * self.rows / self.step.seconds
 
+    def useful(self, dollars: float | None) -> float | None:
+        """The same of a step with its share of what failures waste; None: not known, or all is."""
+        share = self.failures.useful_share if self.failures else 0.0
+        return dollars / share if dollars is not None and share else None
+
     def to_dict(self) -> dict[str, Any]:
         step = self.step
         return {
@@ -74,6 +81,9 @@ class SimulatedPlan:
             "samples_per_second": self.samples_per_second,
             "memory_bytes": list(self.memory), "fits": self.fits, "reason": self.reason,
             "shares": step.shares if step else {}, "dollars_per_step": self.dollars,
+            "dollars_per_step_spot": self.spot,
+            "dollars_per_useful_step": self.useful(self.dollars),
+            "dollars_per_useful_step_spot": self.useful(self.spot),
             "failures": self.failures and self.failures.to_dict(),
         }  # fmt: skip
 
@@ -115,6 +125,14 @@ class Simulated:
     names: tuple[str, ...]  # of the components
     seconds: float  # that simulating took
     scaling: tuple[Scale, ...] = ()
+    price: HourlyPrice | None = None  # on demand
+    spot: HourlyPrice | None = None
+
+    @property
+    def prices(self) -> dict[str, HourlyPrice]:
+        """Those that are known, by kind."""
+        known = {"on demand": self.price, "spot": self.spot}
+        return {kind: price for kind, price in known.items() if price}
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its keys are interface."""
@@ -126,12 +144,15 @@ class Simulated:
             "plans": [p.to_dict() for p in self.plans],
             "scaling": [s.to_dict() for s in self.scaling],
             "events": sum(len(group) for groups in spans for group in groups),
-            "seconds": self.seconds,
+            "seconds": self.seconds, "price": self.price and self.price.to_dict("on demand"),
+            "spot_price": self.spot and self.spot.to_dict("spot"),
         }  # fmt: skip
 
     def table(self) -> str:
-        """A line for each plan, and for each number of devices."""
-        return "\n".join(" | ".join(row) for row in (*self.rows(), *self.scaling_rows()))
+        """A line for each plan, for each number of devices, and for each price."""
+        prices = ((kind, str(price)) for kind, price in self.prices.items())
+        rows = (*self.rows(), *self.scaling_rows(), *prices)
+        return "\n".join(" | ".join(row) for row in rows)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Of the table of plans, its heading first."""
@@ -146,7 +167,7 @@ class Simulated:
                 str(p.plan), f"{p.step.seconds * 1e3:.2f} ms",
                 f"{low * 1e3:.2f} to {high * 1e3:.2f} ms", f"{p.samples_per_second:.1f}",
                 readable(max(p.memory)), *(f"{p.step.shares[part]:.0%}" for part in parts),
-                "" if p.dollars is None else f"{p.dollars:.4g}",
+                _money(p.dollars, p.spot),
             )  # fmt: skip
 
     def scaling_rows(self) -> Iterator[tuple[str, ...]]:
@@ -161,6 +182,11 @@ class Simulated:
             )  # fmt: skip
 
 
+def _money(dollars: float | None, spot: float | None) -> str:
+    told = "" if dollars is None else f"{dollars:.4g}"
+    return told if spot is None else f"{told}, spot {spot:.4g}"
+
+
 def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
     """Of the table of failures, its heading first."""
     heading = (
@@ -171,6 +197,7 @@ def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
         "restarts",
         "checkpoint every",
         "best",
+        "dollars of a useful step",
     )
     yield heading
     for p in plans:
@@ -180,5 +207,5 @@ def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
             yield (
                 str(p.plan), f"{found.mean_between / 3600:.2f} h", f"{found.useful_share:.1%}",
                 f"{lost:.1%}", f"{restarts:.1f}", f"{found.interval:.0f} s",
-                f"{found.best_interval:.0f} s",
+                f"{found.best_interval:.0f} s", _money(p.useful(p.dollars), p.useful(p.spot)),
             )  # fmt: skip

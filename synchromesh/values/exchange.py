@@ -13,11 +13,12 @@ sides, two rows a rank:
 
 Boxes are those of values with rows first: (rows, ..., segments, inner, ...)."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product, starmap
+from itertools import accumulate, product, starmap, takewhile
 from math import lcm, prod
 
 from synchromesh.values.boxes import Box, Slices, intersection, local_shape, place
@@ -108,10 +109,7 @@ def routes(source: Side, target: Side, dims: Dims) -> tuple[Route, ...]:
 
 def _pairs(source: Side, target: Side) -> Iterator[tuple[int, int]]:
     """Who sends to whom: every receiver gets every entry once, or every partial sum of it once."""
-    blocks = product(enumerate(source.rows), enumerate(target.rows))
-    for (i, have), (j, want) in blocks:
-        if intersection((have,), (want,)) is None:
-            continue
+    for i, j in _meeting(source.rows, target.rows):
         senders, receivers = source.line(i), target.line(j)
         if target.placement.kind == "P":  # the sum over receivers counts: one for each sender
             if source.placement.kind == "R":
@@ -121,6 +119,15 @@ def _pairs(source: Side, target: Side) -> Iterator[tuple[int, int]]:
             yield from ((_nearest(senders, p), p) for p in receivers)
         else:
             yield from product(senders, receivers)
+
+
+def _meeting(have: Ranges, want: Ranges) -> Iterator[tuple[int, int]]:
+    """Which of the one have rows in common with which of the others, in order."""
+    order = sorted(range(len(want)), key=want.__getitem__)
+    stops = list(accumulate((want[j][1] for j in order), max))
+    for i, (start, stop) in enumerate(have):
+        near = takewhile(lambda j: want[j][0] < stop, order[bisect_right(stops, start) :])  # noqa: B023
+        yield from ((i, j) for j in sorted(near) if max(start, want[j][0]) < min(stop, want[j][1]))
 
 
 def _nearest(line: range, position: int) -> int:

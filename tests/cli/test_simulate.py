@@ -15,7 +15,7 @@ CNN = "simulate digits/cnn --cluster v100x4"
 def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told = document(
         f"{CNN} --plan data,tensor --jitter 0.03 --slow 1:0.5 --failures 6.5 --devices 1,2,4 "
-        "--hourly-price 3.6 --draws 3",
+        "--hourly-price 3.6@2026-11-01 --draws 3",
         capsys,
     )
     assert {"workload", "cluster", "devices", "source", "error_band", "plans", "scaling"} <= {
@@ -64,6 +64,54 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
     assert failures["checkpoint_seconds"] < 1000 and failures["restarts"] == 2
 
 
+LAYERS = "component,rows,forward_seconds,backward_seconds,parameter_bytes,output_bytes\n"
+PROFILE = "simulate --profile layers.csv --cluster v100x4"
+
+
+def test_layers_that_somebody_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = LAYERS + "".join(f"b{i},4,0.02,0.04,4000000,4000\n" for i in range(4))
+    (tmp_path / "layers.csv").write_text(table)
+    plans = "data,pipeline:stages=2,microbatches=4,auto"
+    told = document(f"{PROFILE} --plan {plans} --batch-size 64 --jitter 0.03", capsys)
+    assert [p["plan"].partition(";")[0] for p in told["plans"]][:2] == ["data", "data"]
+    assert "@micro_batches=4" in told["plans"][1]["plan"] and len(told["plans"]) == 3
+    assert (told["workload"], told["source"]) == ("layers.csv", "layer profile")
+    assert all(p["step_seconds"] > 4 * 0.06 * 64 / 4 / 4 for p in told["plans"])
+    assert main([*PROFILE.split(), "--plan", "data"]) == 0
+    shown = capsys.readouterr().out
+    assert "layers.csv on v100x4 (layer profile, links +-50%)" in shown
+    assert main([*PROFILE.split(), "--plan", "tensor"]) == 1
+    capsys.readouterr()
+    assert "are of a TARGET" in sentence(f"{PROFILE} --bf16", capsys)
+    assert "either a TARGET or a --profile" in sentence(f"{PROFILE} digits/cnn", capsys)
+    assert "either a TARGET or a --profile" in sentence("simulate --cluster v100x4", capsys)
+
+
+def test_prices_have_their_day(capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"{CNN} --plan data --instance p3.8xlarge --spot-price 4@2026-11-02"
+    told = document(f"{words} --failures 6.5 --draws 3", capsys)
+    (plan,) = told["plans"]
+    price, spot = told["price"], told["spot_price"]
+    assert (price["date"], price["region"], price["kind"]) == (
+        "2026-09-24", "us-east-1", "on demand",
+    )  # fmt: skip
+    assert price["dollars_per_hour"] == 12.24 and "AWS" in price["source"]
+    assert (spot["dollars_per_hour"], spot["devices"], spot["date"], spot["kind"]) == (
+        4.0, 4, "2026-11-02", "spot",
+    )  # fmt: skip
+    seconds, useful = plan["step_seconds"], plan["failures"]["useful_share"]
+    for key, hourly in (("", 12.24), ("_spot", 4.0)):
+        dollars = plan[f"dollars_per_step{key}"]
+        assert dollars == pytest.approx(hourly * seconds / 3600)  # four devices are one instance
+        assert plan[f"dollars_per_useful_step{key}"] == pytest.approx(dollars / useful)
+    assert main(words.split()) == 0
+    shown = capsys.readouterr().out
+    assert "on demand: $12.24 an hour for 4 devices, p3.8xlarge, us-east-1, of 2026-09-24" in shown
+    assert "spot: $4 an hour for 4 devices" in shown and "of 2026-11-02, --spot-price" in shown
+    told = document(f"{CNN} --plan data", capsys)
+    assert told["price"] is told["spot_price"] is told["plans"][0]["dollars_per_step"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -74,6 +122,16 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
         (f"{CNN} --plan data,tensor --trace t.json", "--trace is of one plan"),
         (f"{CNN} --failures -1", "a number from 0"),
         (f"{CNN} --failures inf", "a number from 0"),
+        (f"{CNN} --jitter nan", "'nan' is not a number from 0"),
+        (f"{CNN} --devices 0", "'0' is not a whole number of at least 1"),
+        (f"{CNN} --plan data --devices 100000", "100000 devices are none of 1 to 65,536"),
+        (f"{CNN} --plan pipeline:stages=3", "3 groups of equally many ranks do not divide 4"),
+        (f"{CNN} --hourly-price 2", "'2' does not say of which day this price is: give it as 2@"),
+        (f"{CNN} --hourly-price 2@soon", "does not say of which day"),
+        (f"{CNN} --hourly-price inf@2026-11-01", "'inf' is not a number of dollars above 0"),
+        (f"{CNN} --hourly-price=-2@2026-11-01", "'-2' is not a number of dollars above 0"),
+        (f"{CNN} --spot-price 1", "does not say of which day"),
+        (f"{CNN} --spot-price 1@2026-11-01", "beside the price on demand: --hourly-price or"),
         (f"{CNN} --failures 1 --recovery spares", "restart, spares:COUNT or continue"),
         (f"{CNN} --presence no.csv", "no.csv cannot be read as a record of instances"),
         (f"{CNN} --region us-east-1", "are those of an --instance"),
@@ -83,3 +141,25 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
 )
 def test_bad_input(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told in sentence(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("host", "rest", "told"),
+    [
+        ("{name: a, count: 100000, devices: [CPU]}", "", "unknown key 'count'; known are name"),
+        ("{name: a, devices: [MANY]}", "", "has 100000 devices; a cluster has 1 to 65,536"),
+        (
+            "{name: a, devices: [CPU]}",
+            "topology: [{name: host, size: 1, link: {bytes_per_second: 1e9}}, "
+            "{name: rack, size: 3, link: {bytes_per_second: 1e9}}]",
+            "topology: 1 x 3 are 3 devices, but the hosts have 1",
+        ),
+    ],
+)
+def test_clusters_that_cannot_be(
+    host: str, rest: str, told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cpu = "{kind: cpu, memory_bytes: 8000000000}"
+    host = host.replace("CPU", cpu).replace("MANY", cpu.replace("cpu,", "cpu, count: 100000,"))
+    (tmp_path / "c.yaml").write_text(f"name: c\nhosts: [{host}]\n{rest}\n")
+    assert told in sentence("simulate digits/cnn --plan data --cluster c.yaml", capsys)

@@ -28,6 +28,12 @@ def test_routes_as_drawn() -> None:
     }  # fmt: skip
 
 
+def test_a_gap_and_an_empty_block_meet_nothing() -> None:
+    have, want = ((0, 2), (2, 2), (2, 6)), ((0, 1), (0, 1), (5, 9), (9, 9))
+    a, b = (Side(1, rows, REPLICATED) for rows in (have, want))
+    assert [(r.sender, r.receiver) for r in routes(a, b, ())] == [(0, 0), (0, 1), (2, 2)]
+
+
 def test_rows_nest_only_where_blocks_are_equal_and_meet() -> None:
     coarse = Side(2, ((0, 4), (4, 8)), REPLICATED)
     assert nested(Side(1, ((0, 3), (3, 4), (4, 6), (6, 8)), REPLICATED), coarse) == 0

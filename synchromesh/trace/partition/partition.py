@@ -17,12 +17,23 @@ from synchromesh.trace import meta
 from synchromesh.trace.capture.coupling import normalises_batch
 from synchromesh.trace.nodes import calls
 from synchromesh.trace.step import Step
+from synchromesh.values.component import Chain, Component
 from synchromesh.values.layout import Layout, leaf_layouts
 from synchromesh.values.placement import REPLICATED, Placement
 
 from .analysis import Analysis
-from .local import Computation, LocalComponent, Partition, form_of, program_of
+from .local import (
+    Communication,
+    Computation,
+    Input,
+    LocalComponent,
+    Output,
+    Partition,
+    form_of,
+    program_of,
+)
 from .localise import localise
+from .moves import edge_collectives
 from .placement_problem import Price, choose
 from .step_problem import Assignment, StepProblem
 
@@ -52,29 +63,44 @@ def partition(
 
 
 def opaque_partition(step: Step, layouts: Sequence[Layout]) -> Partition:
-    """One component without borders whose tensors are replicated; its graph is never run."""
-    assert step.opaque and len(layouts) == 1, "an opaque step is one component"
-    (component,), (layout,) = step.chain.components, layouts
-    empty = torch.fx.Graph()
-    empty.output(())
-    parameters = tuple(p.name for p in component.parameters)
-    buffers = tuple(b.name for b in component.buffers)
-    tensors = [(t, REPLICATED) for t in (*component.parameters, *component.buffers)]
-    local = LocalComponent(
-        component,
-        layout,
-        torch.fx.GraphModule(torch.nn.Module(), empty),
-        inputs=(),
-        outputs=(),
-        parameters=parameters,
-        buffers=buffers,
-        constants=(),
-        events=(Computation(1.0),),
-        unsharded={},  # `Step.reason` says why, once
-        program=program_of(form_of(empty), (), tensors, (), layout),
+    """Components whose tensors are replicated and whose graphs are never run, with the values that
+    cross between them."""
+    chain, moves = step.chain, dict[tuple[str, Layout], list[Communication]]()
+    at = {name: layout.mesh for name, layout in zip(chain.names, layouts, strict=True)}
+    for edge in chain.edges:
+        here = at[edge.source or ""]
+        for there, name in {at[name]: name for name in reversed(edge.targets)}.items():
+            if there != here:
+                sent = edge_collectives(edge.value, REPLICATED, REPLICATED, here, there) or ()
+                moved = Communication(sent, here.positions == there.positions)
+                moves.setdefault((name, there), []).append(moved)
+    components = tuple(
+        _opaque(chain, c, layout, moves.get((c.name, layout.mesh), ()))
+        for c, layout in zip(chain.components, layouts, strict=True)
     )
-    placements = {(name, layout): REPLICATED for name in (*parameters, *buffers)}
-    return Partition((local,), placements, (), leaf_layouts([layout]))
+    placements = {(n, x.layout): REPLICATED for x in components for n in x.parameters + x.buffers}
+    return Partition(components, placements, (), leaf_layouts(layouts))
+
+
+def _opaque(
+    chain: Chain, component: Component, layout: Layout, moves: Sequence[Communication]
+) -> LocalComponent:
+    empty, place = torch.fx.Graph(), chain.names.index
+    empty.output(())
+    name, form = component.name, form_of(empty) + component.structure
+    tensors = [(t, REPLICATED) for t in (*component.parameters, *component.buffers)]
+    return LocalComponent(
+        component, layout, torch.fx.GraphModule(torch.nn.Module(), empty),
+        tuple(
+            Input(e.value, place(e.source or ""), REPLICATED, REPLICATED, flows=True)
+            for e in chain.edges if name in e.targets
+        ),
+        tuple(Output(e.value, REPLICATED) for e in chain.edges if e.source == name),
+        tuple(p.name for p in component.parameters), tuple(b.name for b in component.buffers),
+        constants=(), events=(*moves, Computation(1.0)), arrivals=len(moves),
+        unsharded={},  # `Step.reason` says why, once
+        program=program_of(form, (), tensors, (), layout),
+    )  # fmt: skip
 
 
 def problem_of(
