@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded, step_time
-from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
+from synchromesh.cost.step_time import Recorded, StepTime, recorded
+from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
 from synchromesh.planning.offline import MakeOptimizer, cluster_of, traced
@@ -33,7 +33,7 @@ from synchromesh.simulator.failures import (
 )
 from synchromesh.simulator.replay import Variation
 from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan
-from synchromesh.simulator.step import SimulatedStep, simulated
+from synchromesh.simulator.step import parts, simulated
 from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.step import Step
 from synchromesh.values.cluster import Cluster
@@ -96,7 +96,7 @@ def simulate(
     ]
     chain = step.chain.names
     return Simulated(
-        workload, place, SOURCE, place.error_band, tuple(walked), tuple(chain),
+        workload, place, place.source, place.error_band, tuple(walked), tuple(chain),
         time.perf_counter() - began, tuple(scales),
     )  # fmt: skip
 
@@ -121,31 +121,36 @@ class _Known:
         )  # fmt: skip
 
 
-def _chosen(
-    session: PlanningSession, plan: Plan, walk: Walk = step_time
-) -> tuple[Candidate, Profile | None]:
-    if not plan.automatic:
-        return session.priced(plan, None, walk)
-    choice = session.choose(session.survey())
-    return choice.chosen, choice.profile
+_Found = tuple[PlannedStep, Recorded]
 
 
-def _walked(
-    session: PlanningSession, plan: Plan, rows: int, variation: Variation
-) -> SimulatedPlan:
+def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found | None]:
+    """What is chosen for a plan, and the record of its step; None where it cannot run."""
     walks: list[Recorded] = []
 
     def walk(planned: PlannedStep, profile: Profile, pieces: int) -> StepTime:
         walks.append(recorded(planned, profile, pieces))
         return walks[-1].time
 
-    chosen, profile = _chosen(session, plan, walk)
+    if not plan.automatic:
+        chosen, profile = session.priced(plan, None, walk)
+    else:
+        choice = session.choose(session.survey())
+        chosen, profile = choice.chosen, choice.profile
     if chosen.time is None or profile is None:
-        return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
+        return chosen, None
     planned = planned_step(session.partitions, chosen.plan)
     known = (made for made in walks if made.time is chosen.time)
-    made = next(known, None) or recorded(planned, profile, chosen.time.pieces)
-    step: SimulatedStep = simulated(planned, made, variation)
+    return chosen, (planned, next(known, None) or recorded(planned, profile, chosen.time.pieces))
+
+
+def _walked(
+    session: PlanningSession, plan: Plan, rows: int, variation: Variation
+) -> SimulatedPlan:
+    chosen, found = _recorded(session, plan)
+    if found is None:
+        return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
+    step = simulated(*found, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
 
@@ -182,14 +187,18 @@ def _scales(
 ) -> list[Scale]:
     """Of a plan on each number of devices, beside one device with the same rows."""
     made, alone = [], Plan.parse("single")
-    single = cache(lambda of: _chosen(known.on(catalogue.resized(place, 1), of), alone)[0])
+    single = cache(lambda of: _recorded(known.on(catalogue.resized(place, 1), of), alone))
     for count in devices:
         of = rows if scaling == "strong" else max(1, rows * count // len(place.ranks))
-        one = chosen = single(of)
+        (one, by_one), (chosen, found) = single(of), single(of)
         if count > 1:
-            chosen, _ = _chosen(known.on(catalogue.resized(place, count), of), plan)
-        if chosen.time is None or one.time is None:
+            chosen, found = _recorded(known.on(catalogue.resized(place, count), of), plan)
+        if found is None or by_one is None:
             known.say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
             continue
-        made.append(Scale(str(chosen.plan), count, of, chosen.seconds, one.seconds / count))
+        whole, into = by_one[1].time.seconds, parts(by_one[1], by_one[1].time.seconds)
+        seconds = found[1].time.seconds
+        beyond = {n: s - into[n] / count for n, s in parts(found[1], seconds).items()}
+        del beyond["slower"]  # devices are alike
+        made.append(Scale(str(plan), str(chosen.plan), count, of, seconds, whole / count, beyond))
     return made

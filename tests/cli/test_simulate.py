@@ -37,6 +37,10 @@ def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         assert row["T_N"] == pytest.approx(row["T_1_over_N"] + row["T_comm"])
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["devices"])
         assert row["devices"] > 1 or row["T_comm"] == 0.0
+        parts = row["T_comm_parts"]
+        assert [*parts] == ["compute", "traffic", "bubble", "update", "host"]
+        assert sum(parts.values()) == pytest.approx(row["T_comm"], rel=1e-9, abs=1e-15)
+        assert row["devices"] == 1 or parts["traffic"] > 0.0
     assert [(r["devices"], r["rows"]) for r in told["scaling"][:3]] == [(1, 64), (2, 64), (4, 64)]
 
 
