@@ -8,6 +8,7 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.cli.completion import clusters
 from synchromesh.cli.plan import size
+from synchromesh.values.extras import require
 
 if TYPE_CHECKING:
     from synchromesh.planning.simulation import Failures
@@ -18,10 +19,7 @@ def main(args: argparse.Namespace) -> int:
     from synchromesh.cli.console import working
     from synchromesh.values.document import write
 
-    if args.trace and (refused := options.refusal(args.trace, args.force, (".json",))):
-        raise ValueError(refused)
-    if args.trace and "," in args.plan:
-        raise ValueError(f"--trace is of one plan, and --plan {args.plan} names several")
+    _check(args)
     with ranks.uncollected(), working() as say:
         from synchromesh.planning import simulation
         from synchromesh.planning.offline import cluster_of
@@ -44,8 +42,24 @@ def main(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if args.trace and (step := made.plans[0].step):
         write(Path(args.trace), trace_events(step, made.names))
+    if args.output:
+        from synchromesh.report.simulation import page
+
+        write(args.output, page(made))
     answer(args, made.to_dict(), lambda: _show(made))
     return 0 if all(p.step for p in made.plans) else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """ValueError for a file that cannot be written, before there is anything to write."""
+    files = (("--trace", args.trace, (".json",)), ("--output", args.output, (".html", ".htm")))
+    for name, file, endings in files:
+        if file and (refused := options.refusal(file, args.force, endings, name)):
+            raise ValueError(refused)
+    if args.trace and "," in args.plan:
+        raise ValueError(f"--trace is of one plan, and --plan {args.plan} names several")
+    if args.output:
+        require("report")
 
 
 def _failures(args: argparse.Namespace) -> "Failures | None":
@@ -65,16 +79,10 @@ def _failures(args: argparse.Namespace) -> "Failures | None":
 
 def _show(made: "Simulated") -> None:
     from synchromesh.cli.console import Console, table
-    from synchromesh.simulator.simulated import failing_rows
 
     console = Console.wide(160)
-    band = f"+-{made.error_band:.0%}" if made.error_band else "error not stated"
-    title = f"{made.workload} on {made.cluster.name} ({made.source}, time {band})"
-    titles = (title, "other numbers of devices", "days with failures")
-    tables = (made.rows(), made.scaling_rows(), failing_rows(made.plans))
-    for name, (heading, *rows) in zip(titles, ([*t] or [()] for t in tables), strict=True):
-        if rows:
-            console.print(table(name, heading, rows))
+    for title, (heading, *rows) in made.tables():
+        console.print(table(title, heading, rows))
 
 
 def slow(text: str) -> tuple[int, float]:
@@ -131,5 +139,6 @@ COMMAND = command(
            help="that steps wait for a checkpoint; default 30"),
     options.PRICE,
     option("--trace", metavar="FILE", help="what goes on in a step, .json for Perfetto"),
+    option("-o", "--output", metavar="FILE", help="one HTML page: figures, tables, method"),
     options.FORCE, options.JSON,
 )  # fmt: skip

@@ -68,6 +68,24 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
     assert failures["checkpoint_seconds"] < 1000 and failures["restarts"] == 2
 
 
+def test_a_page_is_written_and_never_over_another_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = f"{CNN} --plan data --devices 1,2 -o page.html"
+    row = document(words, capsys)["scaling"][1]
+    text = (tmp_path / "page.html").read_text()
+    for seconds in (row["T_N"], row["T_1_over_N"], *row["T_comm_parts"].values()):
+        assert f">{1e3 * seconds:.2f} ms<" in text
+    (tmp_path / "page.html").write_text("mine")
+    assert "--output page.html exists: --force overwrites it" in sentence(words, capsys)
+    assert "--trace page.html: the name should end in .json" in sentence(
+        f"{CNN} --plan data --trace page.html", capsys
+    )
+    assert (tmp_path / "page.html").read_text() == "mine"
+    document(f"{words} --force", capsys)
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -76,6 +94,7 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
         (f"{CNN} --slow 1:0", "is no DEVICE:SPEED"),
         (f"{CNN} --plan hybrid:tensor=3", "data(1) x tensor(3) != 4"),
         (f"{CNN} --plan data,tensor --trace t.json", "--trace is of one plan"),
+        (f"{CNN} -o page.txt", "--output page.txt: the name should end in .html or .htm"),
         (f"{CNN} --failures -1", "a number from 0"),
         (f"{CNN} --failures inf", "a number from 0"),
         (f"{CNN} --failures 1 --recovery spares", "restart, spares:COUNT or continue"),
