@@ -158,18 +158,20 @@ def example(args: argparse.Namespace) -> "Workload":
     return replace(workload, batch_size=args.batch_size) if args.batch_size else workload
 
 
-def refusal(output: str, force: bool, endings: tuple[str, ...] = DOCUMENTS) -> str:
-    """Why `--output` cannot be written; "" where it can."""
+def refusal(
+    output: str, force: bool, endings: tuple[str, ...] = DOCUMENTS, name: str = "--output"
+) -> str:
+    """Why the file of an option, `--output`, cannot be written; "" where it can."""
     path = Path(output)
     if path.suffix not in endings:
-        known = " or ".join((", ".join(endings[:-1]), endings[-1]))
-        return f"--output {path}: the name should end in {known}"
+        known = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+        return f"{name} {path}: the name should end in {known}"
     if not path.absolute().parent.is_dir():
-        return f"--output {path}: there is no folder {path.parent}"
+        return f"{name} {path}: there is no folder {path.parent}"
     if path.is_dir():
-        return f"--output {path} is a folder"
+        return f"{name} {path} is a folder"
     if path.exists() and not force:
-        return f"--output {path} exists: --force overwrites it, another --output keeps it"
+        return f"{name} {path} exists: --force overwrites it, another {name} keeps it"
     return ""
 
 

@@ -10,6 +10,7 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.cli.completion import clusters
 from synchromesh.cli.plan import PROFILE, layers, one_of_both, size
+from synchromesh.values.extras import require
 
 if TYPE_CHECKING:
     from synchromesh.planner.problem import Say
@@ -22,15 +23,16 @@ def main(args: argparse.Namespace) -> int:
     from synchromesh.simulator.step import trace_events
     from synchromesh.values.document import write
 
-    if args.trace and (refused := options.refusal(args.trace, args.force, (".json",))):
-        raise ValueError(refused)
-    if args.trace and len(args.plan) > 1:
-        raise ValueError(f"--trace is of one plan, and --plan names {len(args.plan)}")
+    _check(args)
     one_of_both(args, "simulate")
     with ranks.uncollected(), working() as say:
         made = _made(args, say)
     if args.trace and (step := made.plans[0].step):
         write(Path(args.trace), trace_events(step, made.names))
+    if args.output:
+        from synchromesh.report.simulation import page
+
+        write(args.output, page(made))
     answer(args, made.to_dict(), lambda: _show(made))
     return 0 if all(p.step for p in made.plans) else 1
 
@@ -67,6 +69,18 @@ def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
     )  # fmt: skip
 
 
+def _check(args: argparse.Namespace) -> None:
+    """ValueError for a file that cannot be written, before there is anything to write."""
+    files = (("--trace", args.trace, (".json",)), ("--output", args.output, (".html", ".htm")))
+    for name, file, endings in files:
+        if file and (refused := options.refusal(file, args.force, endings, name)):
+            raise ValueError(refused)
+    if args.trace and len(args.plan) > 1:
+        raise ValueError(f"--trace is of one plan, and --plan names {len(args.plan)}")
+    if args.output:
+        require("report")
+
+
 def _failures(args: argparse.Namespace) -> "Failures | None":
     from synchromesh.planning.simulation import Failures
     from synchromesh.simulator.failures import Presence, Recovery
@@ -84,17 +98,10 @@ def _failures(args: argparse.Namespace) -> "Failures | None":
 
 def _show(made: "Simulated") -> None:
     from synchromesh.cli.console import Console, table
-    from synchromesh.simulator.simulated import failing_rows
 
     console = Console.wide(160)
-    band = f"+-{made.error_band:.0%}" if made.error_band else "error not stated"
-    what = "links" if made.source == "layer profile" else "time"
-    title = f"{made.workload} on {made.cluster.name} ({made.source}, {what} {band})"
-    titles = (title, "other numbers of devices", "days with failures")
-    tables = (made.rows(), made.scaling_rows(), failing_rows(made.plans))
-    for name, (heading, *rows) in zip(titles, ([*t] or [()] for t in tables), strict=True):
-        if rows:
-            console.print(table(name, heading, rows))
+    for title, (heading, *rows) in made.tables():
+        console.print(table(title, heading, rows))
     for kind, price in made.prices.items():
         console.print(f"dollars {kind}: {price}", soft_wrap=True, highlight=False)
 
@@ -161,5 +168,6 @@ COMMAND = command(
     option("--spot-price", type=options.dated, metavar="DOLLARS@DATE",
            help="besides, of what --hourly-price or --instance is the price on demand"),
     option("--trace", metavar="FILE", help="what goes on in a step, .json for Perfetto"),
+    option("-o", "--output", metavar="FILE", help="one HTML page: figures, tables, method"),
     options.FORCE, options.JSON,
 )  # fmt: skip

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded, step_time
-from synchromesh.estimate.datasheet import SOURCE, DatasheetFacts
+from synchromesh.cost.step_time import Recorded, StepTime, recorded
+from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
 from synchromesh.planning.layer_facts import LayerFacts
@@ -35,7 +35,7 @@ from synchromesh.simulator.failures import (
 )
 from synchromesh.simulator.replay import Variation
 from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan
-from synchromesh.simulator.step import SimulatedStep, simulated
+from synchromesh.simulator.step import parts, simulated
 from synchromesh.trace.capture.carry import Start
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
@@ -136,55 +136,83 @@ def _simulated(
 ) -> Simulated:
     began, session = time.perf_counter(), on(place, rows)
     walked = [
-        _priced(_walked(session, parsed(p), rows, asked.variation), place, asked) for p in plans
-    ]
+        _priced(_walked(session, parsed(p), rows, asked.variation), place, asked,
+                _seconds_of(on, place, parsed(p), rows))
+        for p in plans
+    ]  # fmt: skip
     scales = [s for p in plans for s in _scales(on, place, parsed(p), rows, asked, say)]
     return Simulated(
-        "", place, SOURCE, place.error_band, tuple(walked), session.problem.names,
+        "", place, place.source, place.error_band, tuple(walked), session.problem.names,
         time.perf_counter() - began, tuple(scales), asked.price, asked.spot,
     )  # fmt: skip
 
 
-def _chosen(
-    session: PlanningSession, plan: Plan, walk: Walk = step_time
-) -> tuple[Candidate, Profile | None]:
-    if plan.automatic and isinstance(session.facts, LayerFacts):
-        try:
-            plan = session.facts.quickest()
-        except ValueError as error:
-            return Candidate(plan, None, (), False, str(error)), None
-    if not plan.automatic:
-        return session.priced(plan, None, walk)
-    choice = session.choose(session.survey())
-    return choice.chosen, choice.profile
+_Found = tuple[PlannedStep, Recorded]
 
 
-def _walked(
-    session: PlanningSession, plan: Plan, rows: int, variation: Variation
-) -> SimulatedPlan:
+def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found | None]:
+    """What is chosen for a plan, and the record of its step; None where it cannot run."""
     walks: list[Recorded] = []
 
     def walk(planned: PlannedStep, profile: Profile, pieces: int) -> StepTime:
         walks.append(recorded(planned, profile, pieces))
         return walks[-1].time
 
-    chosen, profile = _chosen(session, plan, walk)
+    if plan.automatic and isinstance(session.facts, LayerFacts):
+        try:
+            plan = session.facts.quickest()
+        except ValueError as error:
+            return Candidate(plan, None, (), False, str(error)), None
+    if not plan.automatic:
+        chosen, profile = session.priced(plan, None, walk)
+    else:
+        choice = session.choose(session.survey())
+        chosen, profile = choice.chosen, choice.profile
     if chosen.time is None or profile is None:
-        return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
+        return chosen, None
     planned = planned_step(session.partitions, chosen.plan)
     known = (made for made in walks if made.time is chosen.time)
-    made = next(known, None) or recorded(planned, profile, chosen.time.pieces)
-    step: SimulatedStep = simulated(planned, made, variation)
+    return chosen, (planned, next(known, None) or recorded(planned, profile, chosen.time.pieces))
+
+
+def _walked(
+    session: PlanningSession, plan: Plan, rows: int, variation: Variation
+) -> SimulatedPlan:
+    chosen, found = _recorded(session, plan)
+    if found is None:
+        return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
+    step = simulated(*found, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
 
 
-def _priced(plan: SimulatedPlan, place: Cluster, asked: Conditions) -> SimulatedPlan:
+_SecondsOf = Callable[[int], float]  # a step on so many hosts
+
+
+def _seconds_of(on: On, place: Cluster, plan: Plan, rows: int) -> _SecondsOf:
+    """Of the plan, planned anew for so many of the hosts; infinite where it cannot run there."""
+    each = -(-len(place.ranks) // len(place.hosts))
+
+    @cache
+    def seconds(hosts: int) -> float:
+        try:
+            chosen, _ = _recorded(on(catalogue.resized(place, hosts * each), rows), plan)
+        except ValueError:
+            return inf
+        return chosen.seconds if chosen.fits else inf
+
+    return seconds
+
+
+def _priced(
+    plan: SimulatedPlan, place: Cluster, asked: Conditions, seconds_of: _SecondsOf
+) -> SimulatedPlan:
     """With its days of failures, and its money."""
     if (step := plan.step) is None:
         return plan
     if asked.failures is not None:
-        plan = replace(plan, failures=_failing(asked.failures, len(place.hosts), step.seconds))
+        failing = _failing(asked.failures, len(place.hosts), step.seconds, seconds_of)
+        plan = replace(plan, failures=failing)
     dollars, spot = (
         None if price is None else price.dollars(step.seconds, len(place.ranks))
         for price in (asked.price, asked.spot)
@@ -192,14 +220,22 @@ def _priced(plan: SimulatedPlan, place: Cluster, asked: Conditions) -> Simulated
     return replace(plan, dollars=dollars, spot=spot)
 
 
-def _failing(asked: Failures, hosts: int, step: float) -> Failing:
+def _failing(asked: Failures, hosts: int, step: float, seconds_of: _SecondsOf) -> Failing:
     rate, taken = failures_a_second(asked.rate), asked.presence and asked.presence.mean_between
     often = hosts * rate + 1.0 / (taken or inf)
     between = 1.0 / often if often else inf
     best = max(step, best_interval(between, asked.writing))  # no two checkpoints in a step
     interval = best if asked.interval is None else asked.interval
+    fewer = [hosts, *(hosts - (1 << k) for k in range(hosts.bit_length()) if hosts > 1 << k)]
+
+    @cache
+    def speed(left: int) -> float:
+        """Of the quickest plan for so many or fewer: all, 1 less, 2 less, 4 less ..."""
+        planned = (seconds_of(n) for n in fewer if n <= left)
+        return 1.0 if left >= hosts else step / min(planned, default=inf)
+
     training = Training(
-        hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, presence=asked.presence
+        hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, speed, asked.presence
     )
     outcomes = tuple(training.run(asked.days * DAY, seed) for seed in range(asked.seeds))
     return Failing(between, interval, best, outcomes)
@@ -210,14 +246,18 @@ def _scales(
 ) -> list[Scale]:
     """Of a plan on each number of devices, beside one device with the same rows."""
     made, alone = [], Plan.parse("single")
-    single = cache(lambda of: _chosen(on(catalogue.resized(place, 1), of), alone)[0])
+    single = cache(lambda of: _recorded(on(catalogue.resized(place, 1), of), alone))
     for count in asked.devices:
         of = rows if asked.scaling == "strong" else max(1, rows * count // len(place.ranks))
-        one = chosen = single(of)
+        (one, by_one), (chosen, found) = single(of), single(of)
         if count > 1:
-            chosen, _ = _chosen(on(catalogue.resized(place, count), of), plan)
-        if chosen.time is None or one.time is None:
+            chosen, found = _recorded(on(catalogue.resized(place, count), of), plan)
+        if found is None or by_one is None:
             say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
             continue
-        made.append(Scale(str(chosen.plan), count, of, chosen.seconds, one.seconds / count))
+        whole, into = by_one[1].time.seconds, parts(by_one[1], by_one[1].time.seconds)
+        seconds = found[1].time.seconds
+        beyond = {n: s - into[n] / count for n, s in parts(found[1], seconds).items()}
+        del beyond["slower"]  # devices are alike
+        made.append(Scale(str(plan), str(chosen.plan), count, of, seconds, whole / count, beyond))
     return made

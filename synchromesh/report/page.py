@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from synchromesh.report import curves, memory, predictions, scaling, steps, strips, times
 from synchromesh.report.answer import answer
@@ -15,9 +14,6 @@ from synchromesh.report.palette import StrategyMark, marks, style
 from synchromesh.report.summary import Summary, summary
 from synchromesh.results.groups import RunComparison, comparisons
 from synchromesh.results.study import StudyResults
-
-if TYPE_CHECKING:
-    import jinja2
 
 SHARES = "No run was traced, so shares of communication are not known."
 SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[PageFigure]], str], ...] = (
@@ -60,9 +56,9 @@ def page(results: StudyResults, most: int = 2_000_000) -> str:
         _chapter(f"w{i}", workload, of_workload, drawn, shared)
         for i, (workload, of_workload) in enumerate(by_workload.items())
     ]
-    text = _template().render(
-        results=results, chapters=chapters, notices=notices(results), method=method(results),
-        light=style(False), dark=style(True), shared=shared.rules(), unknown=NONE,
+    text = rendered(
+        "page.html", shared, results=results, chapters=chapters, notices=notices(results),
+        method=method(results),
     )  # fmt: skip
     size = len(text.encode())
     if size > most:
@@ -109,8 +105,8 @@ def _place(comparison: RunComparison) -> str:
     return joined([comparison.cluster, batch, *marks])
 
 
-@cache
-def _template() -> "jinja2.Template":
+def rendered(template: str, shared: SharedStyles, **known: Any) -> str:
+    """A template of ours with the page's colours and styles."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -118,9 +114,10 @@ def _template() -> "jinja2.Template":
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.tests["number"] = _is_number
-    return environment.get_template("page.html")
+    inks = {"light": style(False), "dark": style(True), "shared": shared.rules()}
+    return environment.get_template(template).render(**known, **inks, unknown=NONE)
 
 
 def _is_number(cell: Any) -> bool:
     text = str(cell)
-    return text[:1] in "0123456789$−" and len(text) < 40
+    return text[:1] in "-0123456789$−" and len(text) < 40

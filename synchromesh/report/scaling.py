@@ -2,14 +2,14 @@
 
 T_N = T_1 / N + T_comm      [results/breakdown.py has the equations of the parts]"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from synchromesh.report.drawing import SIZES, Drawing
 from synchromesh.report.figure import PageFigure, Subject
 from synchromesh.report.lines import end_labels, label_room, style
-from synchromesh.report.numbers import NUMBER, devices, plain, seconds, share, time_unit
+from synchromesh.report.numbers import NUMBER, Unit, devices, plain, seconds, share, time_unit
 from synchromesh.report.palette import INKS, PARTS, Fill, StrategyMark
-from synchromesh.report.panels import ColumnPanel, ColumnPanels, log_ticks
+from synchromesh.report.panels import ColumnPanel, ColumnPanels, log_ticks, round_ticks
 from synchromesh.results.breakdown import Overhead, overhead
 from synchromesh.results.groups import RunGroup
 
@@ -30,6 +30,7 @@ def speedup(subject: Subject) -> Iterator[PageFigure]:
     if len({group.first.devices for group, _ in speedups}) < 2:
         return
     best, most = max(speedups, key=lambda pair: pair[1])
+    ran = {(g.first.strategy, g.first.devices): value for g, value in speedups}
     kind = "weak" if subject.comparison.weak else "strong"
     yield subject.figure(
         "speedup",
@@ -37,7 +38,7 @@ def speedup(subject: Subject) -> Iterator[PageFigure]:
         f"Lines of the speedup against the number of devices, one for each strategy, and the "
         f"ideal line. The highest is {plain(most)}: {best.first.strategy} on "
         f"{devices(best.first.devices)}.",
-        lambda width: _lines(width, subject, speedups),
+        lambda width: lines(width, ran, subject.marks),
         subject.table(
             f"Speedup and efficiency, {kind} scaling",
             ("speedup", "efficiency"),
@@ -48,30 +49,41 @@ def speedup(subject: Subject) -> Iterator[PageFigure]:
     )
 
 
-def _lines(width: int, subject: Subject, speedups: list[tuple[RunGroup, float]]) -> Drawing:
-    """Each from one device on; what ran on one alone goes on level, to be compared with."""
-    ran = {(g.first.strategy, g.first.devices): value for g, value in speedups}
+def lines(
+    width: int, ran: Mapping[tuple[str, int], float], marks: Mapping[str, StrategyMark],
+    band: float = 0.0, shares: bool = False,
+) -> Drawing:  # fmt: skip
+    """Speedups by name and devices, each from one device on; what ran on one alone goes on level,
+    to be compared with. band: relative error beyond one device. shares: of efficiencies."""
     numbers = sorted({1} | {number for _, number in ran})
-    most, tall, marks = numbers[-1], 380, {**subject.marks, "ideal": IDEAL}
-    points: dict[str, dict[float, float]] = {"ideal": {1: 1, most: most}}
+    most, tall, marks = numbers[-1], 380, {**marks, "ideal": IDEAL}
+    points: dict[str, dict[float, float]] = {"ideal": {1: 1, most: 1 if shares else most}}
     for (name, number), value in ran.items():
         points.setdefault(name, {1: 1})[number] = value
-    lines = {n: sorted(({most: of[1]} | of if len(of) == 1 else of).items())
+    drawn = {n: sorted(({most: of[1]} | of if len(of) == 1 else of).items())
              for n, of in points.items()}  # fmt: skip
-    room = label_room(list(lines), width)
+    room = label_room(list(drawn), width)
     sheet = Drawing(width, tall)
     axes = sheet.axes(40, SIZES.line + 8, width - 40 - room, tall - SIZES.line - 8 - 44)
-    ends = min(1, *ran.values()) / 1.15, max(most, *ran.values()) * 1.15
+    low, high = min(1, *ran.values()), max(points["ideal"][most], *ran.values())
+    ends = low * max(1 - band, 0.1) / 1.15, high * (1 + band) * 1.15
     axes.set(xscale="log", yscale="log", xlim=(0.94, most), ylim=ends, xlabel="devices")
     axes.set_xticks(numbers, list(map(str, numbers)))
     axes.set_yticks(*log_ticks(*ends, 8, NUMBER))
+    if shares:
+        axes.set(yscale="linear", ylim=(0, ends[1]))
+        axes.set_yticks(*round_ticks(ends[1], 6, Unit("%", 0.01)))
     axes.minorticks_off()
     axes.grid(True)
-    for name, of in lines.items():
+    for name, of in drawn.items():
+        if band and name != "ideal":
+            ink, error = marks[name].ink.paint, {x: band * (x > 1) for x, _ in of}
+            around = ((x, y * (1 - error[x]), y * (1 + error[x])) for x, y in of)
+            axes.fill_between(*zip(*around, strict=True), color=ink, alpha=0.15, linewidth=0)
         measured = [i for i, (number, _) in enumerate(of) if (name, number) in ran]
         axes.plot(*zip(*of, strict=True), **style(marks[name]), markevery=measured)
-    sheet.text(0, 12, "times as fast as one device", "muted")
-    end_labels(sheet, axes, lines, marks, room)
+    sheet.text(0, 12, "speedup / devices" if shares else "times as fast as one device", "muted")
+    end_labels(sheet, axes, drawn, marks, room)
     return sheet
 
 

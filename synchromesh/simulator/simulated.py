@@ -1,6 +1,6 @@
 """What was simulated: plans on a cluster, failures and money beside them, and their scaling."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -90,15 +90,18 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class Scale:
-    """A plan on so many devices. alone: seconds of the same rows on one device, over `devices`:
+    """A plan on so many devices, which was `asked` for. alone: seconds of the same rows on one
+    device, over `devices`. parts: of T_comm, each less an Nth of the same on one device:
 
     T_N  =  T_1 / N + T_comm"""
 
+    asked: str
     plan: str
     devices: int
     rows: int
     seconds: float  # T_N
     alone: float  # T_1 / N
+    parts: Mapping[str, float]
 
     @property
     def speedup(self) -> float:
@@ -110,6 +113,7 @@ class Scale:
             "plan": self.plan, "devices": self.devices, "rows": self.rows, "T_N": self.seconds,
             "T_1_over_N": self.alone, "T_comm": self.seconds - self.alone,
             "speedup": self.speedup, "efficiency": self.speedup / self.devices,
+            "asked": self.asked, "T_comm_parts": dict(self.parts),
         }  # fmt: skip
 
 
@@ -154,6 +158,15 @@ class Simulated:
         rows = (*self.rows(), *self.scaling_rows(), *prices)
         return "\n".join(" | ".join(row) for row in rows)
 
+    def tables(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        """The title and the rows, headings first, of all tables that have any."""
+        band = f"+-{self.error_band:.0%}" if self.error_band else "error not stated"
+        what = "links" if self.source == "layer profile" else "time"
+        title = f"{self.workload} on {self.cluster.name} ({self.source}, {what} {band})"
+        titles = (title, "other numbers of devices", "days with failures")
+        tables = ([*self.rows()], [*self.scaling_rows()], [*failing_rows(self.plans)])
+        yield from (both for both in zip(titles, tables, strict=True) if len(both[1]) > 1)
+
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Of the table of plans, its heading first."""
         parts = ("compute", "traffic", "bubble", "slower", "update", "host")
@@ -164,7 +177,7 @@ class Simulated:
                 continue
             low, _, high = p.step.quantiles.values()
             yield (
-                str(p.plan), f"{p.step.seconds * 1e3:.2f} ms",
+                f"{p.plan}{'' if p.fits else ' (does not fit)'}", f"{p.step.seconds * 1e3:.2f} ms",
                 f"{low * 1e3:.2f} to {high * 1e3:.2f} ms", f"{p.samples_per_second:.1f}",
                 readable(max(p.memory)), *(f"{p.step.shares[part]:.0%}" for part in parts),
                 _money(p.dollars, p.spot),
@@ -173,11 +186,13 @@ class Simulated:
     def scaling_rows(self) -> Iterator[tuple[str, ...]]:
         """Of the table of numbers of devices, its heading first; nothing where none were asked."""
         if self.scaling:
-            yield ("plan", "devices", "rows", "T_N", "T_1/N", "T_comm", "speedup", "efficiency")
+            parts = ("= compute", *(f"+ {part}" for part in [*self.scaling[0].parts][1:]))
+            times = ("T_N", "T_1/N", "T_comm", *parts)
+            yield ("plan", "devices", "rows", *times, "speedup", "efficiency")
         for s in self.scaling:
-            times = (s.seconds, s.alone, s.seconds - s.alone)
+            seconds = (s.seconds, s.alone, s.seconds - s.alone, *s.parts.values())
             yield (
-                s.plan, f"{s.devices:,}", f"{s.rows:,}", *(f"{t * 1e3:.2f} ms" for t in times),
+                s.plan, f"{s.devices:,}", f"{s.rows:,}", *(f"{t * 1e3:.2f} ms" for t in seconds),
                 f"{s.speedup:.1f}", f"{s.speedup / s.devices:.0%}",
             )  # fmt: skip
 
@@ -189,17 +204,10 @@ def _money(dollars: float | None, spot: float | None) -> str:
 
 def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
     """Of the table of failures, its heading first."""
-    heading = (
-        "plan",
-        "between failures",
-        "useful",
-        "lost",
-        "restarts",
-        "checkpoint every",
-        "best",
+    yield (
+        "plan", "between failures", "useful", "lost", "restarts", "checkpoint every", "best",
         "dollars of a useful step",
-    )
-    yield heading
+    )  # fmt: skip
     for p in plans:
         if (found := p.failures) is not None:
             lost = mean(o.lost / o.seconds for o in found.outcomes)

@@ -53,11 +53,11 @@ def simulated(planned: PlannedStep, made: Recorded, variation: Variation) -> Sim
     ranks = [[planned.ranks[p] for p in its] for its in planned.positions]
     draws = DRAWS if variation.jitter else 1
     drawn = Replay(made, ranks, variation, draws).seconds()
-    return SimulatedStep(made, drawn, _parts(made, float(drawn.mean())))
+    return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))
 
 
-def _parts(made: Recorded, seconds: float) -> dict[str, float]:
-    """What the seconds go into, of the device group that is ready last."""
+def parts(made: Recorded, seconds: float) -> dict[str, float]:
+    """What the seconds of a step go into, of the device group that is ready last."""
     time = made.time
     ends = [
         (spans[-1].end if spans else 0.0) + update

@@ -37,6 +37,10 @@ def test_the_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         assert row["T_N"] == pytest.approx(row["T_1_over_N"] + row["T_comm"])
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["devices"])
         assert row["devices"] > 1 or row["T_comm"] == 0.0
+        parts = row["T_comm_parts"]
+        assert [*parts] == ["compute", "traffic", "bubble", "update", "host"]
+        assert sum(parts.values()) == pytest.approx(row["T_comm"], rel=1e-9, abs=1e-15)
+        assert row["devices"] == 1 or parts["traffic"] > 0.0
     assert [(r["devices"], r["rows"]) for r in told["scaling"][:3]] == [(1, 64), (2, 64), (4, 64)]
 
 
@@ -87,6 +91,21 @@ def test_layers_that_somebody_measured(capsys: pytest.CaptureFixture[str], tmp_p
     assert "either a TARGET or a --profile" in sentence("simulate --cluster v100x4", capsys)
 
 
+def test_hosts_that_are_left_train_as_they_would_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "one.csv").write_text("seconds,instances\n0,1\n")
+    words = "simulate digits/cnn --plan data --batch-size 64 --cluster"
+    told = document(
+        f"{words} v100x16 --presence one.csv --recovery continue --days 1 --checkpoint-seconds 0 "
+        "--restart 0 --draws 1", capsys,
+    )["plans"][0]  # fmt: skip
+    alone = document(f"{words} v100x8", capsys)["plans"][0]["step_seconds"]
+    assert told["failures"]["useful_share"] == pytest.approx(
+        told["step_seconds"] / alone, rel=1e-3
+    )
+
+
 def test_prices_have_their_day(capsys: pytest.CaptureFixture[str]) -> None:
     words = f"{CNN} --plan data --instance p3.8xlarge --spot-price 4@2026-11-02"
     told = document(f"{words} --failures 6.5 --draws 3", capsys)
@@ -112,6 +131,24 @@ def test_prices_have_their_day(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["price"] is told["spot_price"] is told["plans"][0]["dollars_per_step"] is None
 
 
+def test_a_page_is_written_and_never_over_another_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = f"{CNN} --plan data --devices 1,2 -o page.html"
+    row = document(words, capsys)["scaling"][1]
+    text = (tmp_path / "page.html").read_text()
+    for seconds in (row["T_N"], row["T_1_over_N"], *row["T_comm_parts"].values()):
+        assert f">{1e3 * seconds:.2f} ms<" in text
+    (tmp_path / "page.html").write_text("mine")
+    assert "--output page.html exists: --force overwrites it" in sentence(words, capsys)
+    assert "--trace page.html: the name should end in .json" in sentence(
+        f"{CNN} --plan data --trace page.html", capsys
+    )
+    assert (tmp_path / "page.html").read_text() == "mine"
+    document(f"{words} --force", capsys)
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -120,6 +157,7 @@ def test_prices_have_their_day(capsys: pytest.CaptureFixture[str]) -> None:
         (f"{CNN} --slow 1:0", "is no DEVICE:SPEED"),
         (f"{CNN} --plan hybrid:tensor=3", "data(1) x tensor(3) != 4"),
         (f"{CNN} --plan data,tensor --trace t.json", "--trace is of one plan"),
+        (f"{CNN} -o page.txt", "--output page.txt: the name should end in .html or .htm"),
         (f"{CNN} --failures -1", "a number from 0"),
         (f"{CNN} --failures inf", "a number from 0"),
         (f"{CNN} --jitter nan", "'nan' is not a number from 0"),
