@@ -70,6 +70,11 @@ class Conditions:
     price: HourlyPrice | None = None
     spot: HourlyPrice | None = None
 
+    def check(self, place: Cluster) -> None:
+        """ValueError for devices that `place` does not have, or cannot have."""
+        self.variation.check(place)
+        catalogue.resized(place, max(self.devices, default=1))
+
 
 def simulate(
     model: nn.Module, loss: Loss, example_batch: Any, *, cluster: Cluster | str,
@@ -90,7 +95,7 @@ def simulate(
     refuse_held(model, "simulate")
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     asked = Conditions(variation or Variation(), devices, scaling, failures, price, spot)
-    asked.variation.check(place)
+    asked.check(place)
     began = time.perf_counter()
     rows, step = traced(model, loss, example_batch, autocast, carry, say)
     if step.opaque:
@@ -118,7 +123,7 @@ def simulate_layers(
     rows: of a global batch; default: the profiled ones on each device. ValueError also where the
     profile does not say how many these are."""
     asked = asked or Conditions()
-    asked.variation.check(cluster)
+    asked.check(cluster)
 
     def on(place: Cluster, rows: int) -> PlanningSession:
         return PlanningSession(LayerFacts.of_layers(profile, place, rows, memory, headroom))
