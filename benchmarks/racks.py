@@ -47,7 +47,8 @@ UPLINKS = (1.0, 0.5, 0.25)  # of a host's link
 PLANS = (
     "data", "hybrid:tensor=2", "pipeline:stages=2,microbatches=4", "data; @ranks=0,1",
 )  # fmt: skip
-# By uplink the plan under which host 1 is slow: one inside a rack, three that cross; and one more.
+# By uplink the plans under which a host is slow, by their place: three that cross and one that
+# stays in a rack.
 SLOW_HOST, SLOW = 1, {1.0: (0,), 0.5: (1, 3), 0.25: (2,)}
 GOALS = {"mean": 0.08, "largest": 0.20}
 
