@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,31 @@ def test_a_gap_and_an_empty_block_meet_nothing() -> None:
     have, want = ((0, 2), (2, 2), (2, 6)), ((0, 1), (0, 1), (5, 9), (9, 9))
     a, b = (Side(1, rows, REPLICATED) for rows in (have, want))
     assert [(r.sender, r.receiver) for r in routes(a, b, ())] == [(0, 0), (0, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("first", [0, 1, 5, 6, 7, 12])
+@pytest.mark.parametrize("tensor", [(1, 1), (2, 3), (4, 2)])
+def test_stages_further_ahead_send_what_they_would_anywhere(
+    first: int, tensor: tuple[int, int]
+) -> None:
+    """Routes are worked out for the first stages and moved on; who sends depends on positions."""
+    rows = ((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6))
+    starts = first, first + 2 * tensor[0]
+    a, b = (
+        Side(*side, REPLICATED, first=at)
+        for side, at in zip(zip(tensor, rows, strict=True), starts, strict=True)
+    )
+    for source, target in ((a, b), (b, a)):
+        found = [(r.sender, r.receiver) for r in routes(source, target, ())]
+        meeting = [
+            (i, j)
+            for i, have in enumerate(source.rows)
+            for j, want in enumerate(target.rows)
+            if max(have[0], want[0]) < min(have[1], want[1])
+        ]
+        assert found == [
+            (source.line(i)[p % source.tensor], p) for i, j in meeting for p in target.line(j)
+        ]
 
 
 def test_rows_nest_only_where_blocks_are_equal_and_meet() -> None:
