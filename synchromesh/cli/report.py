@@ -72,12 +72,12 @@ def load(path: Path) -> StudyResults:
         )
     from synchromesh.runs.result import of_log
 
-    events, trace = _events(folder / LOG), folder / TRACE
+    events, trace = log_lines(folder / LOG), folder / TRACE
     drawn = (TRACE, _timeline(trace)) if trace.is_file() else (None, ())
     return derive(of_log(events, str(folder / LOG), *drawn))
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def log_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; of a killed run the last may be incomplete."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

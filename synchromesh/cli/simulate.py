@@ -2,6 +2,8 @@
 
 import argparse
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,8 +52,8 @@ def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
             options.check_degrees(plan, len(cluster.ranks))
     price, failures = options.price(args) or None, _failures(args)
     asked = simulation.Conditions(
-        Variation(args.jitter, dict(args.slow), args.seed), args.devices, args.scaling, failures,
-        price, options.spot(args, price),
+        Variation(args.jitter, _speeds(args.slow), args.seed), args.devices, args.scaling,
+        failures, price, options.spot(args, price),
     )  # fmt: skip
     if args.profile:
         profile, _ = layers(args)
@@ -92,7 +94,7 @@ def _failures(args: argparse.Namespace) -> "Failures | None":
     presence = Presence.load(Path(args.presence)) if args.presence else None
     return Failures(
         args.failures or 0.0, recovery, args.days, args.checkpoint_every, args.checkpoint_seconds,
-        presence, args.draws,
+        presence, args.draws, args.storage,
     )  # fmt: skip
 
 
@@ -111,17 +113,30 @@ def several(text: str) -> list[str]:
     return re.split(r",(?!\s*(?:[0-9]|[a-z_]+=))", text)
 
 
-def slow(text: str) -> tuple[int, float]:
-    """A device and its speed, `17:0.5`."""
+def slow(text: str) -> dict[int, float] | Path:
+    """A device and its speed, `17:0.5`, or a run folder, whose log tells them."""
     device, _, speed = text.partition(":")
-    try:
-        found = options.natural(device), options.rate(speed)
-    except argparse.ArgumentTypeError:
-        found = 0, 0.0
-    if not 0.0 < found[1] <= 1e3:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no DEVICE:SPEED, as 17:0.5 for half of its speed"
-        )
+    with suppress(argparse.ArgumentTypeError):
+        if 0.0 < (found := options.rate(speed)) <= 1e3:
+            return {options.natural(device): found}
+    if (path := Path(text)).exists():
+        return path
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no DEVICE:SPEED, as 17:0.5 for half of its speed, and no run folder"
+    )
+
+
+def _speeds(asked: Sequence[dict[int, float] | Path]) -> dict[int, float]:
+    """Of devices, later ones in place of earlier ones."""
+    from synchromesh.cli.report import LOG, log_lines
+    from synchromesh.runs.speeds import measured_speeds
+
+    found: dict[int, float] = {}
+    for item in asked:
+        if isinstance(item, Path):
+            log = item / LOG if item.is_dir() else item
+            item = measured_speeds(log_lines(log), str(log))
+        found |= item
     return found
 
 
@@ -139,7 +154,8 @@ COMMAND = command(
     option("--jitter", type=options.rate, default=0.0, metavar="SHARE",
            help="standard deviation of the seconds of each computation, as 0.03"),
     option("--slow", type=slow, action="append", default=[], metavar="DEVICE:SPEED",
-           help="a device and its share of the speed, as 17:0.5; repeatable"),
+           help="a device and its share of the speed, as 17:0.5, or a run folder of `synchromesh "
+           "train`, which has measured them; repeatable"),
     option("--seed", type=options.natural, default=0, metavar="N", help="of what is drawn"),
     option("--devices", type=options.counts, default=(), metavar="N,N",
            help="also on so many devices of the same kind"),
@@ -157,13 +173,15 @@ COMMAND = command(
     option("--detection", type=options.rate, default=60.0, metavar="SECONDS",
            help="until a failure is noticed; default 60"),
     option("--restart", type=options.rate, default=300.0, metavar="SECONDS",
-           help="from then on until steps run; default 300"),
+           help="from then on until steps run, besides moving state; default 300"),
     option("--repair-hours", type=options.rate, default=24.0, metavar="N",
            help="until a host that failed is there again; default 24"),
     option("--checkpoint-every", type=options.seconds, metavar="SECONDS",
            help="default: what loses least"),
-    option("--checkpoint-seconds", type=options.rate, default=30.0, metavar="SECONDS",
-           help="that steps wait for a checkpoint; default 30"),
+    option("--checkpoint-seconds", type=options.rate, metavar="SECONDS",
+           help="that steps wait for a checkpoint; default: its bytes over --storage"),
+    option("--storage", type=size, default=1e9, metavar="SIZE",
+           help="of checkpoints that a host writes or reads a second; default 1GB"),
     options.PRICE,
     option("--spot-price", type=options.dated, metavar="DOLLARS@DATE",
            help="besides, of what --hourly-price or --instance is the price on demand"),

@@ -28,7 +28,7 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     walked,
 )
-from synchromesh.cost.timeline import RecordedSpan, Spans, Timeline, Timelines
+from synchromesh.cost.timeline import Links, RecordedSpan, Spans, Timeline, Timelines
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.layout import Layout
@@ -73,18 +73,22 @@ def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTi
     return _walk(planned, profile, pieces, False).time
 
 
-def recorded(planned: PlannedStep, profile: Profile, pieces: int = 1) -> Recorded:
-    """The same step, with what goes on in it."""
-    return _walk(planned, profile, pieces, True)
+def recorded(
+    planned: PlannedStep, profile: Profile, pieces: int = 1, links: Links | None = None
+) -> Recorded:
+    """The same step, with what goes on in it. links: that traffic of all device groups shares."""
+    return _walk(planned, profile, pieces, True, links)
 
 
-def _walk(planned: PlannedStep, profile: Profile, pieces: int, record: bool) -> Recorded:
+def _walk(
+    planned: PlannedStep, profile: Profile, pieces: int, record: bool, links: Links | None = None
+) -> Recorded:
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
     for line in lines if record else ():
         line.record = []
-    timelines = Timelines(lines)
+    timelines = Timelines(lines, links)
     gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
     sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
     walks = [_GroupWalk(traffic, timelines, of_group) for of_group in sums]

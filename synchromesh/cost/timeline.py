@@ -6,8 +6,9 @@
 Durations of computation are those of lasting work, undisturbed; a device does 1 second of such
 work a second. Of that, traffic under way takes a part, and computing slows traffic down
 (`Overlap`, by kind of collective). Collectives of one group go in the order in which they began,
-one after another; the first of n groups share the links evenly, 1/n each. Work begun after a pause
-is quicker at first (`BurstSpeed`), traffic without one is late (`Overlap.delay`):
+one after another; the first of n groups share the links evenly, 1/n each, where nothing more is
+known of these (`Links`). Work begun after a pause is quicker at first (`BurstSpeed`), traffic
+without one is late (`Overlap.delay`):
 
     capacity =  1 - mean of (1 - overlap.compute) over what is under way
     spare    =  1 - mean of (1 - overlap.compute) / overlap.network       while waiting
@@ -36,7 +37,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from synchromesh.values.compute import INERT, DeviceModel
 from synchromesh.values.profile import Overlap
@@ -45,6 +46,18 @@ _NOTHING = 1e-12  # seconds
 _UNDISTURBED = Overlap()
 Spans = Generator[float, float, None]
 Way = Literal["in", "out", "both"]
+
+
+class Links(Protocol):
+    """What is known of the links of the device groups' lanes (`estimate/shared_links.py`)."""
+
+    def lane(self, group: int, of: object, /) -> tuple[int, object] | None:
+        """That of a flight; None where it takes no link that others can take."""
+
+    def shares(
+        self, lanes: frozenset[tuple[int, object]], /
+    ) -> Mapping[tuple[int, object], float]:
+        """The part of its own speed that each has while all of them are under way."""
 
 
 @dataclass(eq=False)
@@ -99,6 +112,8 @@ class Timeline:
     credit: float = 0.0  # seconds of work that go at the burst's speed
     under_way: dict[object, Flight] = field(default_factory=dict)
     joining: list[Callable[[], None]] = field(default_factory=list)
+    shares: Mapping[object, float] = field(default_factory=dict)  # of links, by lane
+    changed: Callable[[object], object] = id  # called when a lane's flight departs or has arrived
     record: list[RecordedSpan] | None = None
     _known: dict[object, RecordedTransfer] = field(
         default_factory=dict
@@ -156,6 +171,7 @@ class Timeline:
             late = overlap.delay * (1.0 - rested)
             lane = key if lane is None else lane
             self.under_way[key] = Flight(late, seconds, overlap, lane, way, pair, transfer)
+            self.changed(lane)
 
     def wait(self, keys: Iterable[object], until: Callable[[], bool]) -> Spans:
         """Waits until what `until` tells of these collectives and messages."""
@@ -180,7 +196,7 @@ class Timeline:
         """Those that move, and how fast: the first of each lane, as far as it is not late."""
         if len(self.under_way) < 2:
             return {
-                k: f.overlap.network if computing else 1.0
+                k: (f.overlap.network if computing else 1.0) * self.shares.get(f.lane, 1.0)
                 for k, f in self.under_way.items()
                 if f.late <= _NOTHING
             }
@@ -188,13 +204,13 @@ class Timeline:
         for key, flight in self.under_way.items():  # in the order in which they began
             first.setdefault(flight.lane, key)
         moving = {k: f for k in first.values() if (f := self.under_way[k]).late <= _NOTHING}
-        ways = [f.way for f in moving.values()]
+        ways = [f.way for f in moving.values() if f.lane not in self.shares]
         pairs = {(f.pair, f.way) for f in moving.values() if f.pair is not None}
         opposite = {"in": "out", "out": "in"}
         return {
             k: (f.overlap.network if computing else 1.0)
             * (f.overlap.both if (f.pair, opposite.get(f.way)) in pairs else 1.0)
-            / sum(f.way == way or "both" in (f.way, way) for way in ways)
+            * (self.shares.get(f.lane) or _even(f.way, ways))
             for k, f in moving.items()
         }
 
@@ -225,6 +241,12 @@ class Timeline:
                 del self.under_way[key]
                 if flight.transfer is not None:
                     flight.transfer.end = max(flight.transfer.end, self.clock)
+                self.changed(flight.lane)
+
+
+def _even(way: Way, ways: Collection[Way]) -> float:
+    """The share of each of those that go the same way."""
+    return 1.0 / sum(way == other or "both" in (way, other) for other in ways)
 
 
 @dataclass
@@ -239,8 +261,12 @@ class Departure:
 class Timelines:
     """`lines` by group; a walk calls `come`, and waits until what it met for has `arrived`."""
 
-    def __init__(self, lines: Sequence[Timeline]) -> None:
-        self.lines = lines
+    def __init__(self, lines: Sequence[Timeline], links: Links | None = None) -> None:
+        self.lines, self.links = lines, links
+        self._lanes: list[dict[object, tuple[int, object]]] = [{} for _ in lines]  # under way
+        self._shares: list[Mapping[object, float]] = [{} for _ in lines]  # of these
+        for group, line in enumerate(lines if links else ()):
+            line.changed = partial(self._share, group)
         self._departures: dict[object, Departure] = {}
         self._pending: list[set[object]] = [set() for _ in lines]  # under way, by group
         self._spans: list[float | None] = [None] * len(lines)  # that a group lets pass next
@@ -307,6 +333,35 @@ class Timelines:
             for party in self._departures[key].came:
                 if party != group:
                     self._wake(party, line.clock)
+
+    def _share(self, group: int, of: object) -> None:
+        """A flight of a lane has departed in a group, or arrived: if that changes which are under
+        way, all get their shares of links anew, those of other groups when they have come to this
+        moment."""
+        assert self.links is not None
+        lane, its, line = self.links.lane(group, of), self._lanes[group], self.lines[group]
+        there = any(flight.lane == of for flight in line.under_way.values())
+        if lane is None or there == (of in its):
+            return
+        if there:
+            its[of] = lane
+        else:
+            del its[of]
+        lanes = frozenset(lane for its in self._lanes for lane in its.values())
+        shares = self.links.shares(lanes) if lanes else {}
+        for other, taken in enumerate(self._lanes):
+            new = {of: shares[lane] for of, lane in taken.items()}
+            if new == self._shares[other]:
+                continue
+            self._shares[other] = new
+            if other == group:
+                self._tell(group)
+            else:
+                self.lines[other].joining.append(partial(self._tell, other))
+                self._wake(other, line.clock)
+
+    def _tell(self, group: int) -> None:
+        self.lines[group].shares = self._shares[group]
 
     def _wake(self, group: int, time: float) -> None:
         """The group's time passes until `time` at first: something changes there."""

@@ -18,18 +18,20 @@ def fair_shares(
 ) -> Floats:
     """Bytes a second of each flow, or of each of `counts` equal flows.
 
-    routes: the links of each flow, a row each, `NONE` behind the last; a flow on no link at all
-    has no limit. capacities: of each link."""
+    routes: the links of each flow, a row each, `NONE` for no further one; a flow on no link at
+    all has no limit. capacities: of each link. counts: by flow, or by flow and link of its route,
+    where not all of the equal flows take the same links."""
     flows = len(routes)
-    weights = np.ones(flows) if counts is None else counts
     used = routes != NONE
     flow_of, link_of = np.nonzero(used)[0], routes[used]
+    each = np.ones(flows) if counts is None else counts
+    weights = each[used] if each.ndim == 2 else each[flow_of]
     rates = np.full(flows, np.inf)
     left = capacities.astype(float).copy()
     rising = used.any(axis=1)
     while rising.any():
         there = rising[flow_of]
-        load = np.bincount(link_of[there], weights[flow_of[there]], minlength=len(left))
+        load = np.bincount(link_of[there], weights[there], minlength=len(left))
         share = np.full(len(left), np.inf)
         np.divide(left, load, out=share, where=load > 0)
         level = share.min()
@@ -38,7 +40,7 @@ def fair_shares(
         stays[flow_of[there & full[link_of]]] = True
         rates[stays] = level
         taken = stays[flow_of]
-        left -= np.bincount(link_of[taken], level * weights[flow_of[taken]], minlength=len(left))
+        left -= np.bincount(link_of[taken], level * weights[taken], minlength=len(left))
         left = np.maximum(left, 0.0)
         rising &= ~stays
     return rates

@@ -135,7 +135,7 @@ def _rounds(kind: str, pattern: Pattern, devices: int) -> Iterable[Sequence[tupl
 
 
 @dataclass(frozen=True)
-class _Crossing:
+class Crossing:
     """A flow of a group between two hosts. fills: the part of a host's adapters that it can use.
     part: of what the group sends out of a host."""
 
@@ -154,7 +154,7 @@ def _placed(
     how many equal ones each of them stands for."""
     counted = [Counter(cluster.host_of[rank] for rank in ranks) for ranks in groups]
     crossings = [
-        c for n, counts in enumerate(counted) for c in _crossings(cluster, n, counts, kind)
+        c for n, counts in enumerate(counted) for c in crossings_of(cluster, n, counts, kind)
     ]
     rates = [0.0 if len(counts) == 1 else inf for counts in counted]
     links: list[set[Link]] = [set() for _ in groups]
@@ -172,9 +172,9 @@ def _placed(
     }  # fmt: skip
 
 
-def _crossings(
+def crossings_of(
     cluster: Cluster, group: int, counts: Mapping[int, int], kind: str
-) -> list[_Crossing]:
+) -> list[Crossing]:
     """Of a group with so many ranks on hosts: around the ring, of a message its way, or from each
     host to each other one."""
     hosts = list(counts)
@@ -185,15 +185,15 @@ def _crossings(
         ways = list(permutations(hosts, 2))
     part = 1.0 / (len(hosts) - 1) if kind == "all_to_all" else 1.0
 
-    def crossing(a: int, b: int) -> _Crossing:
+    def crossing(a: int, b: int) -> Crossing:
         link = cluster.link_at(a, b)
         fills = part * min(counts[a], counts[b], link.lanes) / link.lanes
-        return _Crossing(group, a, b, link, fills, part)
+        return Crossing(group, a, b, link, fills, part)
 
     return [crossing(a, b) for a, b in ways]
 
 
-def _shares(cluster: Cluster, crossings: Sequence[_Crossing], times: int) -> list[float]:
+def _shares(cluster: Cluster, crossings: Sequence[Crossing], times: int) -> list[float]:
     """The part of a host's link that each has beside the others; each has a link of its own, too,
     which ends where the adapters do that it can use."""
     if not crossings:

@@ -17,6 +17,7 @@ from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded, StepTime, recorded
 from synchromesh.estimate.datasheet import DatasheetFacts
+from synchromesh.estimate.shared_links import SharedLinks
 from synchromesh.planner.candidate import Candidate, planned_step
 from synchromesh.planner.problem import Say, silent
 from synchromesh.planning.layer_facts import LayerFacts
@@ -34,7 +35,7 @@ from synchromesh.simulator.failures import (
     failures_a_second,
 )
 from synchromesh.simulator.replay import Variation
-from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan
+from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan, State
 from synchromesh.simulator.step import parts, simulated
 from synchromesh.trace.capture.carry import Start
 from synchromesh.values.cluster import Cluster
@@ -48,15 +49,25 @@ Scaling = Literal["strong", "weak"]
 @dataclass(frozen=True)
 class Failures:
     """How hosts fail, and what is done about it. rate: per 1,000 host-days. interval, writing:
-    seconds between checkpoints (default: the best) and for one. seeds: how many draws."""
+    seconds between checkpoints (default: the best) and for one (default: by its bytes). storage:
+    bytes a second of checkpoints that a host writes or reads. seeds: how many draws."""
 
     rate: float = 0.0
     recovery: Recovery = field(default_factory=Recovery)
     days: float = 30.0
     interval: float | None = None
-    writing: float = 30.0
+    writing: float | None = None
     presence: Presence | None = None
     seeds: int = 20
+    storage: float = 1e9
+
+    def moving(self, place: Cluster, state: State) -> float:
+        """Seconds until hosts have their state again: over links from those that are left, or
+        from storage, of which each host reads its part of what all need."""
+        each = -(-len(place.ranks) // len(place.hosts))
+        if self.recovery.kind == "continue" and place.network is not None:
+            return each * state.held / place.network.bytes_per_second
+        return state.whole / (len(place.hosts) * self.storage)
 
 
 @dataclass(frozen=True)
@@ -157,10 +168,11 @@ _Found = tuple[PlannedStep, Recorded]
 
 def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found | None]:
     """What is chosen for a plan, and the record of its step; None where it cannot run."""
-    walks: list[Recorded] = []
+    assert isinstance(session.facts, DatasheetFacts)
+    place, walks = session.facts.cluster, list[Recorded]()
 
     def walk(planned: PlannedStep, profile: Profile, pieces: int) -> StepTime:
-        walks.append(recorded(planned, profile, pieces))
+        walks.append(recorded(planned, profile, pieces, SharedLinks(place, planned)))
         return walks[-1].time
 
     if plan.automatic and isinstance(session.facts, LayerFacts):
@@ -176,8 +188,10 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
     if chosen.time is None or profile is None:
         return chosen, None
     planned = planned_step(session.partitions, chosen.plan)
-    known = (made for made in walks if made.time is chosen.time)
-    return chosen, (planned, next(known, None) or recorded(planned, profile, chosen.time.pieces))
+    known = next((made for made in walks if made.time is chosen.time), None)
+    if known is None:
+        walk(planned, profile, chosen.time.pieces)
+    return chosen, (planned, known or walks[-1])
 
 
 def _walked(
@@ -188,7 +202,16 @@ def _walked(
         return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
     step = simulated(*found, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
-    return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason)
+    state = _state(found[0], chosen)
+    return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, state)
+
+
+def _state(planned: PlannedStep, chosen: Candidate) -> State:
+    """Parameters and their states, in the proportion in which devices hold them."""
+    held = [(m.by_kind["parameters"], m.by_kind["states"]) for m in chosen.memory]
+    parameters, states = map(sum, zip(*held, strict=True))
+    once = sum(h.tensor.bytes for h in planned.holdings.values() if not h.tensor.buffer)
+    return State(once * (1.0 + states / parameters) if parameters else 0.0, max(map(sum, held)))
 
 
 _SecondsOf = Callable[[int], float]  # a step on so many hosts
@@ -201,10 +224,10 @@ def _seconds_of(on: On, place: Cluster, plan: Plan, rows: int) -> _SecondsOf:
     @cache
     def seconds(hosts: int) -> float:
         try:
-            chosen, _ = _recorded(on(catalogue.resized(place, hosts * each), rows), plan)
+            chosen, found = _recorded(on(catalogue.resized(place, hosts * each), rows), plan)
         except ValueError:
             return inf
-        return chosen.seconds if chosen.fits else inf
+        return found[1].time.seconds if found and chosen.fits else inf
 
     return seconds
 
@@ -216,7 +239,7 @@ def _priced(
     if (step := plan.step) is None:
         return plan
     if asked.failures is not None:
-        failing = _failing(asked.failures, len(place.hosts), step.seconds, seconds_of)
+        failing = _failing(asked.failures, place, plan.state, step.seconds, seconds_of)
         plan = replace(plan, failures=failing)
     dollars, spot = (
         None if price is None else price.dollars(step.seconds, len(place.ranks))
@@ -225,11 +248,16 @@ def _priced(
     return replace(plan, dollars=dollars, spot=spot)
 
 
-def _failing(asked: Failures, hosts: int, step: float, seconds_of: _SecondsOf) -> Failing:
+def _failing(
+    asked: Failures, place: Cluster, state: State, step: float, seconds_of: _SecondsOf
+) -> Failing:
+    hosts, moving = len(place.hosts), asked.moving(place, state)
+    writing = state.whole / (hosts * asked.storage) if asked.writing is None else asked.writing
+    recovery = replace(asked.recovery, seconds=asked.recovery.seconds + moving)
     rate, taken = failures_a_second(asked.rate), asked.presence and asked.presence.mean_between
     often = hosts * rate + 1.0 / (taken or inf)
     between = 1.0 / often if often else inf
-    best = max(step, best_interval(between, asked.writing))  # no two checkpoints in a step
+    best = max(step, best_interval(between, writing))  # no two checkpoints in a step
     interval = best if asked.interval is None else asked.interval
     fewer = [hosts, *(hosts - (1 << k) for k in range(hosts.bit_length()) if hosts > 1 << k)]
 
@@ -240,10 +268,10 @@ def _failing(asked: Failures, hosts: int, step: float, seconds_of: _SecondsOf) -
         return 1.0 if left >= hosts else step / min(planned, default=inf)
 
     training = Training(
-        hosts, rate, Checkpoints(interval, asked.writing), asked.recovery, speed, asked.presence
+        hosts, rate, Checkpoints(interval, writing), recovery, speed, asked.presence
     )
     outcomes = tuple(training.run(asked.days * DAY, seed) for seed in range(asked.seeds))
-    return Failing(between, interval, best, outcomes)
+    return Failing(between, interval, best, outcomes, writing, recovery.down)
 
 
 def _scales(

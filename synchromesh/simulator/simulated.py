@@ -15,12 +15,15 @@ from synchromesh.values.size import readable
 
 @dataclass(frozen=True)
 class Failing:
-    """What comes of days with failures, on average over seeds. interval: of checkpoints."""
+    """What comes of days with failures, on average over seeds. interval: of checkpoints. writing,
+    down: seconds of one, and from a failure until steps run."""
 
     mean_between: float  # seconds
     interval: float
     best_interval: float
     outcomes: tuple[FailureOutcome, ...]
+    writing: float
+    down: float
 
     @property
     def useful_share(self) -> float:
@@ -38,12 +41,22 @@ class Failing:
             "restarts": mean(o.restarts for o in self.outcomes),
             "checkpoint_seconds": _finite(self.interval),
             "best_checkpoint_seconds": _finite(self.best_interval),
+            "checkpoint_writing_seconds": self.writing, "recovery_seconds": self.down,
             "days": self.outcomes[0].seconds / 86_400, "seeds": len(self.outcomes),
         }  # fmt: skip
 
 
 def _finite(seconds: float) -> float | None:
     return seconds if seconds < float("inf") else None
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes of parameters and the optimizer's states: the `whole` that a checkpoint has, and what
+    is `held` by the device that has most."""
+
+    whole: float = 0.0
+    held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class SimulatedPlan:
     memory: tuple[float, ...] = ()  # bytes at the peak, of each device that takes part
     fits: bool = True
     reason: str = ""
+    state: State = State()
     dollars: float | None = None  # of a step on demand
     spot: float | None = None  # ... and at a price that is not
     failures: Failing | None = None
@@ -79,7 +93,8 @@ class SimulatedPlan:
             "plan": str(self.plan), "step_seconds": step and step.seconds,
             "step_seconds_quantiles": step.quantiles if step else {},
             "samples_per_second": self.samples_per_second,
-            "memory_bytes": list(self.memory), "fits": self.fits, "reason": self.reason,
+            "memory_bytes": list(self.memory), "state_bytes": self.state.whole,
+            "fits": self.fits, "reason": self.reason,
             "shares": step.shares if step else {}, "dollars_per_step": self.dollars,
             "dollars_per_step_spot": self.spot,
             "dollars_per_useful_step": self.useful(self.dollars),
@@ -205,7 +220,8 @@ def _money(dollars: float | None, spot: float | None) -> str:
 def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
     """Of the table of failures, its heading first."""
     yield (
-        "plan", "between failures", "useful", "lost", "restarts", "checkpoint every", "best",
+        "plan", "between failures", "useful", "lost", "restarts", "recovery", "checkpoint",
+        "every", "best",
         "dollars of a useful step",
     )  # fmt: skip
     for p in plans:
@@ -214,6 +230,7 @@ def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
             restarts = mean(o.restarts for o in found.outcomes)
             yield (
                 str(p.plan), f"{found.mean_between / 3600:.2f} h", f"{found.useful_share:.1%}",
-                f"{lost:.1%}", f"{restarts:.1f}", f"{found.interval:.0f} s",
+                f"{lost:.1%}", f"{restarts:.1f}", f"{found.down:.0f} s", f"{found.writing:.3g} s",
+                f"{found.interval:.0f} s",
                 f"{found.best_interval:.0f} s", _money(p.useful(p.dollars), p.useful(p.spot)),
             )  # fmt: skip

@@ -1,0 +1,44 @@
+"""Speeds of devices as a run's recorded steps tell them: for `simulate --slow runs/NAME`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from synchromesh.runs.events import LayoutInForce, StepsRecorded
+from synchromesh.values import document
+from synchromesh.values.plan import Plan
+
+
+def measured_speeds(lines: Sequence[Mapping[str, Any]], log: str) -> dict[int, float]:
+    """Of each rank, by the lines of a log: seconds that the quickest one computed in the last
+    recorded steps, over its own. ValueError where none was recorded, or where ranks had different
+    things to compute."""
+    found: dict[int, float] = {}
+    plan = Plan.parse("data")
+    for number, line in enumerate(lines, 1):
+        at = f"{log}, line {number}"
+        if line.get("event") == LayoutInForce.name:
+            plan = Plan.parse(LayoutInForce.of(line).plan)
+        elif line.get("event") == StepsRecorded.name:
+            if plan.stages or plan.stage_count > 1 or plan.rows:
+                raise ValueError(
+                    f"{at}: under {plan} the ranks compute different things, so that their "
+                    "seconds are no speeds; a run under `data` or `tensor` tells these"
+                )
+            shares = enumerate(StepsRecorded.of(line).shares)
+            seconds = {r: _computed(x, f"{at}: shares[{r}]") for r, x in shares}
+            quickest = min((s for s in seconds.values() if s > 0.0), default=0.0)
+            found = {rank: quickest / s for rank, s in seconds.items() if s > 0.0}
+    if not found:
+        raise ValueError(
+            f"{log}: no step was recorded; a run of 20 steps or more, or `train --trace-steps "
+            "A-B`, records some"
+        )
+    return found
+
+
+def _computed(share: Any, path: str) -> float:
+    item = document.mapping(share, path, share if isinstance(share, Mapping) else ())
+    part, seconds = (
+        document.number(item.get(key), f"{path}.{key}", 0.0) for key in ("computation", "seconds")
+    )
+    return part * seconds
