@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import machine
+from synchromesh.cli.ranks import uncollected
 
 GOALS = {"10240": (20.0, 2e9), "65536": (60.0, 2e9), "planned": (120.0, 8e9),
          "failures": (60.0, 2e9)}  # fmt: skip
@@ -69,7 +70,8 @@ def walked(name: str) -> float:
         return found
 
     began, plan = time.perf_counter(), "auto" if planned else STAGED
-    with mock.patch("synchromesh.planning.simulation.traced", noted):
+    patched = mock.patch("synchromesh.planning.simulation.traced", noted)
+    with patched, uncollected():  # as the command does
         made = sm.simulate(model, loss, batch, cluster=f"h100x{devices}", plans=[plan])
     assert made.plans[0].step is not None, made.plans[0].reason
     return time.perf_counter() - (began if planned else ends[0])

@@ -39,13 +39,12 @@ class UniformPartitions:
     @cached_property
     def own(self) -> tuple[tuple[str, ...], ...]:
         """Of each component the parameters and buffers that it is the first to use."""
-        first: dict[str, int] = {}
-        components = self.step.chain.components
-        for i, component in enumerate(components):
-            for tensor in (*component.parameters, *component.buffers):
-                first.setdefault(tensor.name, i)
-        places = range(len(components))
-        return tuple(tuple(n for n, at in first.items() if at == i) for i in places)
+        known, made = set[str](), list[tuple[str, ...]]()
+        for component in self.step.chain.components:
+            names = dict.fromkeys(t.name for t in (*component.parameters, *component.buffers))
+            made.append(tuple(name for name in names if name not in known))
+            known.update(names)
+        return tuple(made)
 
     def offers(self, degree: int, index: int) -> bool:
         """Whether a component may have the degree; if not, it has its own in that partition."""

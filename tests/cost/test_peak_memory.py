@@ -279,6 +279,26 @@ def test_laws_of_rows_micro_batches_and_places(name: str, layouts: Any) -> None:
     assert max(two, four) <= one + 2 * trained
 
 
+SHARDED = (Layout(4, 1, shard_states="parameters"), Layout(2, 2, shard_states="gradients"))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cnn"])
+@pytest.mark.parametrize("layouts", [*LAYOUTS, *SHARDED])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_few_micro_batches_tell_the_peak_of_many(
+    name: str, layouts: Any, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = placed(name, layouts, rows=101)
+    profile = some(planned)
+    asked = [replace(planned, plan=replace(planned.plan, micro_batches=n)) for n in (2, 4, 9)]
+    found = [peak_memories(each, profile, pieces) for each in asked]
+    monkeypatch.setattr("synchromesh.cost.peak_memory._shortened", lambda planned: planned)
+    assert found == [peak_memories(each, profile, pieces) for each in asked]
+    assert [dict(m.by_kind) for m in found[-1]] == [
+        dict(m.by_kind) for m in peak_memories(asked[-1], profile, pieces)
+    ]
+
+
 def test_what_was_not_measured_has_a_name() -> None:
     planned = drawn(PARTS, ALONE)
     with pytest.raises(Unmeasured, match=r"c0 \(1x1\) was not measured"):
