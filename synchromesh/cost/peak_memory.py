@@ -135,21 +135,11 @@ def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:
     return [(part.layout, item) for part in parts for item in part.inputs if item.source is None]
 
 
-def _shortened(planned: PlannedStep) -> PlannedStep:
-    """With no more micro-batches than tell the peak: on one stage those between the first and the
-    last, which sends what is summed, do alike."""
-    plan, enough = planned.plan, 3
-    if len(planned.stages) > 1 or plan.micro_batches <= enough or plan.default.microbatches:
-        return planned
-    rows = enough * -(-planned.rows // plan.micro_batches)
-    return replace(planned, plan=replace(plan, micro_batches=enough), rows=rows)
-
-
 class _MemoryWalk:
     """Bytes alive besides the resident ones, through what one device does in a step."""
 
     def __init__(self, whole: PlannedStep, profile: Profile, position: int, pieces: int) -> None:
-        self.planned = planned = _shortened(whole)
+        self.planned = planned = whole.shortened
         self.position, self.pieces = position, pieces
         self.group = next(g for g, its in enumerate(planned.positions) if position in its)
         self.parts = {i: planned.partition.components[i] for i in planned.components(self.group)}

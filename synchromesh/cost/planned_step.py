@@ -12,7 +12,7 @@ What comes from another stage is a message of the schedule (values/messages.py),
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from synchromesh.trace.partition.local import (
@@ -96,6 +96,16 @@ class PlannedStep:
     devices: int
     rows: int
     overlaps: bool = False  # whether its rows may be cut into pieces that take turns
+
+    @cached_property
+    def shortened(self) -> "PlannedStep":
+        """With no more micro-batches than tell what is alive: on one stage those between the first
+        and the last, which sends what is summed, do alike."""
+        plan, enough = self.plan, 3
+        if len(self.stages) > 1 or plan.micro_batches <= enough or plan.default.microbatches:
+            return self
+        rows = enough * -(-self.rows // plan.micro_batches)
+        return replace(self, plan=replace(plan, micro_batches=enough), rows=rows)
 
     @cached_property
     def ranks(self) -> Sequence[int]:

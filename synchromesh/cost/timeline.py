@@ -351,14 +351,17 @@ class Timelines:
         shares = self.links.shares(lanes) if lanes else {}
         for other, taken in enumerate(self._lanes):
             new = {of: shares[lane] for of, lane in taken.items()}
-            if new == self._shares[other]:
-                continue
-            self._shares[other] = new
-            if other == group:
-                self._tell(group)
-            else:
-                self.lines[other].joining.append(partial(self._tell, other))
-                self._wake(other, line.clock)
+            if new != self._shares[other]:
+                self._shares[other] = new
+                self._announce(other, group)
+
+    def _announce(self, group: int, by: int) -> None:
+        """New shares of a group hold from now on, which is where `by` has come to."""
+        if group == by:
+            self._tell(group)
+        else:
+            self.lines[group].joining.append(partial(self._tell, group))
+            self._wake(group, self.lines[by].clock)
 
     def _tell(self, group: int) -> None:
         self.lines[group].shares = self._shares[group]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.peak_memory import held_bytes
 from synchromesh.cost.planned_step import PlannedStep
-from synchromesh.cost.step_time import Recorded, StepTime, recorded
+from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.estimate.shared_links import SharedLinks
 from synchromesh.planner.candidate import Candidate, planned_step
@@ -153,7 +154,7 @@ def _simulated(
     began, session = time.perf_counter(), on(place, rows)
     walked = [
         _priced(_walked(session, parsed(p), rows, asked.variation), place, asked,
-                _seconds_of(on, place, parsed(p), rows))
+                _seconds_of(on, place, parsed(p), rows, say))
         for p in plans
     ]  # fmt: skip
     scales = [s for p in plans for s in _scales(on, place, parsed(p), rows, asked, say)]
@@ -163,7 +164,14 @@ def _simulated(
     )  # fmt: skip
 
 
-_Found = tuple[PlannedStep, Recorded]
+class _Found(NamedTuple):
+    planned: PlannedStep
+    record: Recorded
+    state: State
+
+    @property
+    def seconds(self) -> float:
+        return self.record.time.seconds
 
 
 def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found | None]:
@@ -175,23 +183,27 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
         walks.append(recorded(planned, profile, pieces, SharedLinks(place, planned)))
         return walks[-1].time
 
-    if plan.automatic and isinstance(session.facts, LayerFacts):
-        try:
-            plan = session.facts.quickest()
-        except ValueError as error:
-            return Candidate(plan, None, (), False, str(error)), None
-    if not plan.automatic:
-        chosen, profile = session.priced(plan, None, walk)
-    else:
-        choice = session.choose(session.survey())
-        chosen, profile = choice.chosen, choice.profile
+    chosen, profile = _chosen(session, plan, walk)
     if chosen.time is None or profile is None:
         return chosen, None
     planned = planned_step(session.partitions, chosen.plan)
     known = next((made for made in walks if made.time is chosen.time), None)
     if known is None:
         walk(planned, profile, chosen.time.pieces)
-    return chosen, (planned, known or walks[-1])
+    return chosen, _Found(planned, known or walks[-1], _state(planned, profile.state_factor))
+
+
+def _chosen(session: PlanningSession, plan: Plan, walk: Walk) -> tuple[Candidate, Profile | None]:
+    """The plan as it is priced, or what `auto` is, by the facts that say so."""
+    if plan.automatic and isinstance(session.facts, LayerFacts):
+        try:
+            plan = session.facts.quickest()
+        except ValueError as error:
+            return Candidate(plan, None, (), False, str(error)), None
+    if not plan.automatic:
+        return session.priced(plan, None, walk)
+    choice = session.choose(session.survey())
+    return choice.chosen, choice.profile
 
 
 def _walked(
@@ -200,34 +212,34 @@ def _walked(
     chosen, found = _recorded(session, plan)
     if found is None:
         return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
-    step = simulated(*found, variation)
+    step = simulated(found.planned, found.record, variation)
     peaks = tuple(float(m.peak) for m in chosen.memory)
-    state = _state(found[0], chosen)
-    return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, state)
+    return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, found.state)
 
 
-def _state(planned: PlannedStep, chosen: Candidate) -> State:
-    """Parameters and their states, in the proportion in which devices hold them."""
-    held = [(m.by_kind["parameters"], m.by_kind["states"]) for m in chosen.memory]
-    parameters, states = map(sum, zip(*held, strict=True))
-    once = sum(h.tensor.bytes for h in planned.holdings.values() if not h.tensor.buffer)
-    return State(once * (1.0 + states / parameters) if parameters else 0.0, max(map(sum, held)))
+def _state(planned: PlannedStep, factor: float) -> State:
+    """factor: bytes of the optimizer's states for one of a parameter."""
+    of = planned.holdings.values()
+    whole = sum(h.tensor.bytes * (1.0 + factor * h.tensor.trainable) for h in of)
+    held = (held_bytes(planned.held(its[0]), factor, ()) for its in planned.positions)
+    return State(whole, max(sum(kinds.values()) for kinds in held))
 
 
 _SecondsOf = Callable[[int], float]  # a step on so many hosts
 
 
-def _seconds_of(on: On, place: Cluster, plan: Plan, rows: int) -> _SecondsOf:
+def _seconds_of(on: On, place: Cluster, plan: Plan, rows: int, say: Say) -> _SecondsOf:
     """Of the plan, planned anew for so many of the hosts; infinite where it cannot run there."""
     each = -(-len(place.ranks) // len(place.hosts))
 
     @cache
     def seconds(hosts: int) -> float:
+        say(f"{plan} on {hosts} of {len(place.hosts)} hosts")
         try:
             chosen, found = _recorded(on(catalogue.resized(place, hosts * each), rows), plan)
         except ValueError:
             return inf
-        return found[1].time.seconds if found and chosen.fits else inf
+        return found.seconds if found and chosen.fits else inf
 
     return seconds
 
@@ -288,9 +300,9 @@ def _scales(
         if found is None or by_one is None:
             say(f"{plan} on {count} devices is left out: {chosen.reason or one.reason}")
             continue
-        whole, into = by_one[1].time.seconds, parts(by_one[1], by_one[1].time.seconds)
-        seconds = found[1].time.seconds
-        beyond = {n: s - into[n] / count for n, s in parts(found[1], seconds).items()}
+        whole, into = by_one.seconds, parts(by_one.record, by_one.seconds)
+        seconds = found.seconds
+        beyond = {n: s - into[n] / count for n, s in parts(found.record, seconds).items()}
         del beyond["slower"]  # devices are alike
         made.append(Scale(str(plan), str(chosen.plan), count, of, seconds, whole / count, beyond))
     return made

@@ -15,25 +15,28 @@ def measured_speeds(lines: Sequence[Mapping[str, Any]], log: str) -> dict[int, f
     found: dict[int, float] = {}
     plan = Plan.parse("data")
     for number, line in enumerate(lines, 1):
-        at = f"{log}, line {number}"
         if line.get("event") == LayoutInForce.name:
             plan = Plan.parse(LayoutInForce.of(line).plan)
         elif line.get("event") == StepsRecorded.name:
-            if plan.stages or plan.stage_count > 1 or plan.rows:
-                raise ValueError(
-                    f"{at}: under {plan} the ranks compute different things, so that their "
-                    "seconds are no speeds; a run under `data` or `tensor` tells these"
-                )
-            shares = enumerate(StepsRecorded.of(line).shares)
-            seconds = {r: _computed(x, f"{at}: shares[{r}]") for r, x in shares}
-            quickest = min((s for s in seconds.values() if s > 0.0), default=0.0)
-            found = {rank: quickest / s for rank, s in seconds.items() if s > 0.0}
+            found = _speeds(StepsRecorded.of(line), plan, f"{log}, line {number}")
     if not found:
         raise ValueError(
             f"{log}: no step was recorded; a run of 20 steps or more, or `train --trace-steps "
             "A-B`, records some"
         )
     return found
+
+
+def _speeds(recorded: StepsRecorded, plan: Plan, at: str) -> dict[int, float]:
+    if plan.stages or plan.stage_count > 1 or plan.rows:
+        raise ValueError(
+            f"{at}: under {plan} the ranks compute different things, so that their seconds are no "
+            "speeds; a run under `data` or `tensor` tells these"
+        )
+    shares = enumerate(recorded.shares)
+    seconds = {rank: _computed(x, f"{at}: shares[{rank}]") for rank, x in shares}
+    quickest = min(filter(None, seconds.values()), default=0.0)
+    return {rank: quickest / s for rank, s in seconds.items() if s}
 
 
 def _computed(share: Any, path: str) -> float:

@@ -52,8 +52,8 @@ def _finite(seconds: float) -> float | None:
 
 @dataclass(frozen=True)
 class State:
-    """Bytes of parameters and the optimizer's states: the `whole` that a checkpoint has, and what
-    is `held` by the device that has most."""
+    """Bytes of parameters, buffers and the optimizer's states: the `whole` that a checkpoint has,
+    and what is `held` by the device that has most."""
 
     whole: float = 0.0
     held: float = 0.0

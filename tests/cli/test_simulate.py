@@ -68,6 +68,41 @@ def test_checkpoints_that_cost_nothing_and_hosts_that_are_taken(
     assert failures["checkpoint_seconds"] < 1000 and failures["restarts"] == 2
 
 
+def test_state_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """AdamW: parameters and two moments, written by both hosts, read again, or over a link."""
+    words = "simulate digits/cnn --plan data --batch-size 64 --cluster v100x16-ethernet25"
+    failing = f"{words} --failures 6.5 --draws 1 --detection 10 --restart 20 --storage 1MB"
+    (plan,) = document(failing, capsys)["plans"]
+    state, failures = plan["state_bytes"], plan["failures"]
+    (alone,) = document(f"{words} --plan single", capsys)["plans"]
+    assert state == pytest.approx(alone["state_bytes"]) and state % 12 == 0
+    assert failures["checkpoint_writing_seconds"] == pytest.approx(state / 2e6)
+    assert failures["recovery_seconds"] == pytest.approx(30 + state / 2e6)
+    (plan,) = document(f"{failing} --recovery continue --checkpoint-seconds 3", capsys)["plans"]
+    failures = plan["failures"]
+    assert failures["checkpoint_writing_seconds"] == 3.0
+    assert failures["recovery_seconds"] == pytest.approx(
+        30 + 8 * state / 1.09e9
+    )  # the catalogue's
+    (plan,) = document(f"{failing} --plan sharded-data", capsys)["plans"]
+    assert plan["state_bytes"] == pytest.approx(state)
+    assert "--storage" in sentence(f"{failing} --storage 0B", capsys)
+
+
+def test_speeds_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shares = [{"computation": c, "seconds": 2.0} for c in (0.4, 0.8, 0.4, 0.4)]
+    lines = [{"event": "recording", "time": 1.0, "steps": [20, 20], "shares": shares}]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    of_run = document(f"{CNN} --plan data --slow run", capsys)["plans"]
+    stated = document(f"{CNN} --plan data --slow 1:0.5", capsys)["plans"]
+    assert of_run == stated and of_run[0]["shares"]["slower"] > 0.1
+    assert "no DEVICE:SPEED" in sentence(f"{CNN} --slow elsewhere", capsys)
+    assert "there is no device 2" in sentence(
+        "simulate digits/cnn --cluster v100x2 --slow run", capsys
+    )
+
+
 LAYERS = "component,rows,forward_seconds,backward_seconds,parameter_bytes,output_bytes\n"
 PROFILE = "simulate --profile layers.csv --cluster v100x4"
 
