@@ -106,7 +106,7 @@ def _place(comparison: RunComparison) -> str:
 
 
 def rendered(template: str, shared: SharedStyles, **known: Any) -> str:
-    """A template of ours with the page's colours and styles."""
+    """A template of ours, by its name or as its text, with the page's colours and styles."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -115,7 +115,8 @@ def rendered(template: str, shared: SharedStyles, **known: Any) -> str:
     )  # fmt: skip
     environment.tests["number"] = _is_number
     inks = {"light": style(False), "dark": style(True), "shared": shared.rules()}
-    return environment.get_template(template).render(**known, **inks, unknown=NONE)
+    find = environment.from_string if "{" in template else environment.get_template
+    return find(template).render(**known, **inks, unknown=NONE)
 
 
 def _is_number(cell: Any) -> bool:

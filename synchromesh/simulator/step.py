@@ -65,12 +65,12 @@ def parts(made: Recorded, seconds: float) -> dict[str, float]:
     ]
     last = made.groups[ends.index(max(ends))]
     waits = [span for span in last if span.what == "wait"]
-    traffic = sum(map(_moving, waits))
+    traffic, slower = sum(map(_moving, waits)), seconds - time.seconds
     return {
         "compute": sum(span.end - span.begin for span in last if span.what == "compute"),
         "traffic": traffic,
         "bubble": max(0.0, sum(span.end - span.begin for span in waits) - traffic),
-        "slower": seconds - time.seconds,
+        "slower": slower if abs(slower) > 1e-9 * seconds else 0.0,  # what adding up leaves
         "update": time.update,
         "host": time.seconds - time.forward - time.backward - time.update,
     }
