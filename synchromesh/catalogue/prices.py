@@ -1,11 +1,13 @@
 """Prices: what instances with accelerators cost per hour, with region, date and source."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from synchromesh.values import document
+from synchromesh.values.cluster import Cluster
 from synchromesh.values.fault import near
 
 
@@ -58,6 +60,27 @@ def price(instance: str, region: str | None = None, date: str | None = None) -> 
 
 
 UNDATED = "undated"
+KINDS = {  # devices of the table, as the catalogue calls them
+    "V100-16": "v100", "T4": "t4", "A10G": "a10g", "L4": "l4", "A100-40": "a100-40gb",
+    "A100-80": "a100", "H100-80": "h100", "H100": "h100", "H200-141": "h200", "B200": "b200",
+}  # fmt: skip
+
+
+def cluster_price(cluster: Cluster, given: HourlyPrice | None = None) -> HourlyPrice | None:
+    """`given`, if of any device or the cluster's; else the instance with as many devices as a host
+    that makes it cheapest now, a dated one if there is one. None: there is none."""
+    kinds = {device.kind for _, device in cluster.ranks}
+    names = [name for name, kind in KINDS.items() if kinds == {kind}]
+    if given is not None and (not given.device or given.device in names):
+        return given
+    known = sorted({(p.name, p.region) for p in prices() if p.device in names})
+    return _cheapest([price(*of) for of in known], cluster)
+
+
+def _cheapest(known: Sequence[HourlyPrice], cluster: Cluster) -> HourlyPrice | None:
+    each, count = max(len(host.devices) for host in cluster.hosts), len(cluster.ranks)
+    fitting = [p for p in known if p.devices >= each] or known
+    return min(fitting, key=lambda p: (p.date == UNDATED, p.dollars(1.0, count)), default=None)
 
 
 @cache

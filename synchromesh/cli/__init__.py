@@ -10,6 +10,7 @@ from contextlib import nullcontext, redirect_stdout
 from synchromesh.cli import (
     compare,
     doctor,
+    efficiency,
     explain,
     lab,
     plan,
@@ -28,7 +29,9 @@ from synchromesh.values.fault import Fault, Stopped
 from synchromesh.values.version import VERSION
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files; ours are named
-COMMANDS = (doctor, plan, simulate, train, trace, explain, verify, compare, report, run, lab)
+COMMANDS = (
+    doctor, plan, simulate, efficiency, train, trace, explain, verify, compare, report, run, lab,
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

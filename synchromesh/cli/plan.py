@@ -1,7 +1,9 @@
 """`synchromesh plan TARGET --cluster C` (or `--profile FILE`): ranked plans without devices."""
 
 import argparse
+import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,14 +11,18 @@ from synchromesh import catalogue
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option, together
 from synchromesh.cli.completion import clusters
+from synchromesh.cli.efficiency import GOAL, equation, goal
 from synchromesh.values import size as sizes
 from synchromesh.values.document import write
 from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
+    from synchromesh.catalogue.prices import HourlyPrice
     from synchromesh.planning.layer_profile import LayerProfile
     from synchromesh.planning.layers import LayerPlanned
     from synchromesh.planning.offline import Planned
+    from synchromesh.planning.to_target import PlannedToTarget
+    from synchromesh.values.cluster import Cluster
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise
 
@@ -27,6 +33,13 @@ def size(text: str) -> float:
         return sizes.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def duration(text: str) -> float:
+    """Seconds of `24h`, `90min`, `3600s`, `2d`."""
+    if not (found := re.fullmatch(r"([0-9.]{1,12})(s|min|h|d)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time as 24h, 90min, 3600s or 2d")
+    return options.seconds(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86_400}[found[2]]
 
 
 PROFILE = together(
@@ -55,15 +68,16 @@ def layers(args: argparse.Namespace) -> "tuple[LayerProfile, int]":
 
 
 def main(args: argparse.Namespace) -> int:
-    made: LayerPlanned | Planned
-    if args.clusters:
+    made: LayerPlanned | Planned | PlannedToTarget
+    if args.clusters == "" and not args.wanted:
         names = catalogue.names()
         answer(args, {"clusters": list(names)}, "\n".join(names))
         return 0
     one_of_both(args, "plan", " (or --clusters, which lists the catalogue)")
     if args.output and (refused := options.refusal(args.output, args.force)):
         raise ValueError(refused)
-    made = _of_layers(args) if args.profile else _of_model(args)
+    _check_wanted(args)
+    made = (_to_target if args.wanted else _of_layers if args.profile else _of_model)(args)
     if made.refusal:
         raise Refuted(made.refusal)
     if args.output:
@@ -82,7 +96,14 @@ COMMAND = command(
     option("--cluster", metavar="C", completer=clusters,
            help="a name of the catalogue (v100x8), or a file that doctor wrote; default "
            "cluster.yaml"),
-    option("--clusters", action="store_true", help="list the catalogue's names"),
+    option("--clusters", nargs="?", const="", metavar="C,C", completer=clusters,
+           help="lists the catalogue's names; with --for, those to choose from"),
+    option("--for", dest="wanted", choices=("time", "money"),
+           help="the plan, batch size and cluster that reach a target soonest, or for least"),
+    option("--deadline", type=duration, metavar="TIME", help="of --for, as 24h"),
+    option("--batch-sizes", type=options.counts, metavar="N,N",
+           help="of --for; default: the workload's times powers of two"),
+    GOAL, options.PRICE,
     option("--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"),
     options.HEADROOM,
     option("--plan", action="append", default=[], metavar="PLAN",
@@ -134,6 +155,64 @@ def _of_model(args: argparse.Namespace) -> "Planned":
     document = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
     answer(args, document, lambda: show_planned(title, made))
     return made
+
+
+OF_FOR = "clusters deadline batch_sizes efficiency dataset_rows hourly_price instance region"
+
+
+def _check_wanted(args: argparse.Namespace) -> None:
+    """ValueError for options that do not go with --for, or do not go without it."""
+    wrong = "profile plan explain" if args.wanted else f"{OF_FOR} price_date"
+    if given := [f"--{n}".replace("_", "-") for n in wrong.split() if vars(args)[n]]:
+        raise ValueError(f"{', '.join(given)}: {'not' if args.wanted else 'only'} with --for")
+    if args.batch_sizes and not args.efficiency:
+        raise ValueError("--batch-sizes needs --efficiency FILE: the epochs of each of them")
+
+
+def _prices(args: argparse.Namespace, places: "list[Cluster]") -> "dict[str, HourlyPrice | None]":
+    """Of clusters by name. ValueError where money is to choose and there is none."""
+    from synchromesh.catalogue.prices import cluster_price
+
+    prices = {place.name: cluster_price(place, options.price(args)) for place in places}
+    if args.wanted == "money" and not any(prices.values()):
+        told = f"no price is known of {', '.join(prices)}, so none can be chosen by money"
+        raise ValueError(f"{told}: --hourly-price DOLLARS@DATE says what a device costs")
+    return prices
+
+
+def _to_target(args: argparse.Namespace) -> "PlannedToTarget":
+    from synchromesh.cli.console import working
+    from synchromesh.planning import offline, to_target
+
+    workload = options.example(args)
+    names = ",".join(filter(None, (args.cluster, args.clusters))) or _here()
+    places = [offline.cluster_of(n.strip()) for n in dict.fromkeys(names.split(","))]
+    prices, target = _prices(args, places), goal(args, workload)
+    batches = args.batch_sizes or (() if args.efficiency else (workload.batch_size,))
+    of = (args.memory, args.headroom), options.precision(args.bf16)
+    with ranks.uncollected(), working() as say:
+        made = to_target.plan_to_target(workload, target, places, prices, batches, *of, say)
+    made = replace(made, by_money=args.wanted == "money", deadline=args.deadline or inf)
+    document = {"target": args.target, "dataset_rows": target.rows, **made.to_dict()}
+    document["prices"] = {n: p and p.to_dict("on demand") for n, p in prices.items()}
+    lines = [f"{equation(target.curve)}, {target.rows:,} rows in one"]
+    lines += [f"dollars on {n}: {p or 'no price, so not by money'}" for n, p in prices.items()]
+    title = f"{args.target}: time against money to the {target.target}; * is chosen"
+    answer(args, document, lambda: _show_frontier(title, made, lines))
+    return made
+
+
+def _show_frontier(title: str, made: "PlannedToTarget", told: list[str]) -> None:
+    from synchromesh.cli.console import Console, table
+    from synchromesh.simulator.simulated import UNTIL, until_cells
+
+    rows = (
+        ("*" * (p == made.chosen), p.cluster, str(p.plan), *until_cells(p.batch, p.until))
+        for p in sorted(made.frontier, key=lambda p: p != made.chosen)
+    )
+    console, names = Console.wide(140), ("", "cluster", "plan", *UNTIL)
+    console.print(table(title, names, rows, left=("cluster", "plan")))
+    console.print("\n".join([*told, *made.misfits]), soft_wrap=True, markup=False)
 
 
 def _here() -> str:

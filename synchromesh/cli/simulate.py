@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import answer, command, option
 from synchromesh.cli.completion import clusters
+from synchromesh.cli.efficiency import GOAL, goal
 from synchromesh.cli.plan import PROFILE, layers, one_of_both, size
 from synchromesh.values.extras import require
 
@@ -57,12 +58,14 @@ def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
     )  # fmt: skip
     if args.profile:
         profile, _ = layers(args)
+        asked = replace(asked, goal=args.to and goal(args))
         made = simulation.simulate_layers(
             profile, cluster, plans, asked, rows=args.batch_size, memory=args.memory,
             headroom=args.headroom, say=say,
         )  # fmt: skip
         return replace(made, workload=args.profile)
     workload = options.example(args)
+    asked = replace(asked, goal=args.to and goal(args, workload))
     return simulation.simulate(
         stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
         workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
@@ -81,6 +84,11 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--trace is of one plan, and --plan names {len(args.plan)}")
     if args.output:
         require("report")
+    if bool(args.to) != bool(args.efficiency) or (args.dataset_rows and not args.to):
+        raise ValueError(
+            "--to METRIC=VALUE needs --efficiency FILE, which says how many epochs it takes; "
+            "--efficiency and --dataset-rows need --to"
+        )
 
 
 def _failures(args: argparse.Namespace) -> "Failures | None":
@@ -185,6 +193,9 @@ COMMAND = command(
     options.PRICE,
     option("--spot-price", type=options.dated, metavar="DOLLARS@DATE",
            help="besides, of what --hourly-price or --instance is the price on demand"),
+    option("--to", metavar="METRIC=VALUE",
+           help="what plans take to this target, as accuracy=0.9, by --efficiency"),
+    GOAL,
     option("--trace", metavar="FILE", help="what goes on in a step, .json for Perfetto"),
     option("-o", "--output", metavar="FILE", help="one HTML page: figures, tables, method"),
     options.FORCE, options.JSON,

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.efficiency import Goal
 from synchromesh.cost.peak_memory import held_bytes
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded
@@ -81,6 +82,7 @@ class Conditions:
     failures: Failures | None = None
     price: HourlyPrice | None = None
     spot: HourlyPrice | None = None
+    goal: Goal | None = None
 
     def check(self, place: Cluster) -> None:
         """ValueError for devices that `place` does not have, or cannot have."""
@@ -95,18 +97,18 @@ def simulate(
     headroom: str | None = None, autocast: torch.dtype | None = None, carry: Start | None = None,
     variation: Variation | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
     failures: Failures | None = None, price: HourlyPrice | None = None,
-    spot: HourlyPrice | None = None, say: Say = silent,
+    spot: HourlyPrice | None = None, goal: Goal | None = None, say: Say = silent,
 ) -> Simulated:  # fmt: skip
     """What `plans` do on `cluster`, walked from event to event; no device is needed.
 
     example_batch: a global batch. variation: how devices differ. devices, scaling: also on so many
     devices of the same kind, with the same rows (`strong`) or the same rows on each (`weak`).
     failures: days of training with hosts that fail. price, spot: on
-    demand and not, for dollars. The rest as of `sm.plan`.
+    demand and not, for dollars. goal: what training goes on to. The rest as of `sm.plan`.
     ValueError for a cluster or a plan that does not fit the other."""
     refuse_held(model, "simulate")
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
-    asked = Conditions(variation or Variation(), devices, scaling, failures, price, spot)
+    asked = Conditions(variation or Variation(), devices, scaling, failures, price, spot, goal)
     asked.check(place)
     began = time.perf_counter()
     rows, step = traced(model, loss, example_batch, autocast, carry, say)
@@ -160,7 +162,7 @@ def _simulated(
     scales = [s for p in plans for s in _scales(on, place, parsed(p), rows, asked, say)]
     return Simulated(
         "", place, place.source, place.error_band, tuple(walked), session.problem.names,
-        time.perf_counter() - began, tuple(scales), asked.price, asked.spot,
+        time.perf_counter() - began, tuple(scales), asked.price, asked.spot, asked.goal,
     )  # fmt: skip
 
 
@@ -257,7 +259,12 @@ def _priced(
         None if price is None else price.dollars(step.seconds, len(place.ranks))
         for price in (asked.price, asked.spot)
     )
-    return replace(plan, dollars=dollars, spot=spot)
+    plan = replace(plan, dollars=dollars, spot=spot)
+    if asked.goal is None:
+        return plan
+    useful = plan.rows / plan.samples_per_second if plan.samples_per_second else inf
+    price = asked.price.dollars(1.0, len(place.ranks)) if asked.price else None
+    return replace(plan, until=asked.goal.reached(plan.rows, useful, price))
 
 
 def _failing(

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.efficiency import Goal, ToTarget, document
 from synchromesh.simulator.failures import FailureOutcome
 from synchromesh.simulator.step import SimulatedStep
 from synchromesh.values.cluster import Cluster
@@ -73,6 +74,7 @@ class SimulatedPlan:
     dollars: float | None = None  # of a step on demand
     spot: float | None = None  # ... and at a price that is not
     failures: Failing | None = None
+    until: ToTarget | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -100,6 +102,7 @@ class SimulatedPlan:
             "dollars_per_useful_step": self.useful(self.dollars),
             "dollars_per_useful_step_spot": self.useful(self.spot),
             "failures": self.failures and self.failures.to_dict(),
+            "to_target": self.until and document(self.until),
         }  # fmt: skip
 
 
@@ -146,6 +149,7 @@ class Simulated:
     scaling: tuple[Scale, ...] = ()
     price: HourlyPrice | None = None  # on demand
     spot: HourlyPrice | None = None
+    goal: Goal | None = None
 
     @property
     def prices(self) -> dict[str, HourlyPrice]:
@@ -170,7 +174,7 @@ class Simulated:
     def table(self) -> str:
         """A line for each plan, for each number of devices, and for each price."""
         prices = ((kind, str(price)) for kind, price in self.prices.items())
-        rows = (*self.rows(), *self.scaling_rows(), *prices)
+        rows = (*self.rows(), *self.scaling_rows(), *self.target_rows(), *prices)
         return "\n".join(" | ".join(row) for row in rows)
 
     def tables(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -178,8 +182,10 @@ class Simulated:
         band = f"+-{self.error_band:.0%}" if self.error_band else "error not stated"
         what = "links" if self.source == "layer profile" else "time"
         title = f"{self.workload} on {self.cluster.name} ({self.source}, {what} {band})"
-        titles = (title, "other numbers of devices", "days with failures")
-        tables = ([*self.rows()], [*self.scaling_rows()], [*failing_rows(self.plans)])
+        until = f"until {self.goal.target}" if self.goal else ""
+        titles = (title, "other numbers of devices", "days with failures", until)
+        found = (self.rows(), self.scaling_rows(), failing_rows(self.plans), self.target_rows())
+        tables = map(list[tuple[str, ...]], found)
         yield from (both for both in zip(titles, tables, strict=True) if len(both[1]) > 1)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
@@ -210,6 +216,20 @@ class Simulated:
                 s.plan, f"{s.devices:,}", f"{s.rows:,}", *(f"{t * 1e3:.2f} ms" for t in seconds),
                 f"{s.speedup:.1f}", f"{s.speedup / s.devices:.0%}",
             )  # fmt: skip
+
+    def target_rows(self) -> Iterator[tuple[str, ...]]:
+        """Of the table until the target, its heading first, if there is a goal."""
+        yield from [("plan", *UNTIL)][: self.goal is not None]
+        yield from ((str(p.plan), *until_cells(p.rows, p.until)) for p in self.plans if p.until)
+
+
+UNTIL = ("batch", "epochs", "steps", "time", "dollars")
+
+
+def until_cells(batch: int, of: ToTarget) -> tuple[str, ...]:
+    """Those of `UNTIL`."""
+    time = f"{of.seconds / 3600:,.2f} h" if of.seconds >= 600 else f"{of.seconds:.4g} s"
+    return f"{batch:,}", f"{of.epochs:.4g}", f"{of.steps:,}", time, _money(of.dollars, None)
 
 
 def _money(dollars: float | None, spot: float | None) -> str:

@@ -27,7 +27,7 @@ class Target:
             value = math.nan
         if match is None or not math.isfinite(value):
             raise ValueError(
-                f"--target {text!r}: write a metric and its value, as accuracy=0.9 (at least) or "
+                f"target {text!r}: write a metric and its value, as accuracy=0.9 (at least) or "
                 "loss<=1.5 (at most)"
             )
         return cls(match[1], value, match[2] != "<=")

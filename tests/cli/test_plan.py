@@ -90,7 +90,7 @@ def test_devices_without_bfloat16_are_named(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_table_the_runners_up_and_the_plan_file(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan digits/cnn --cluster v100x2 --batch 64 --explain --output p.yaml"
+    words = "plan digits/cnn --cluster v100x2 --batch-size 64 --explain --output p.yaml"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
     assert "64 rows a step (datasheet, time +-50%, memory +-10%)" in out
