@@ -76,6 +76,9 @@ COMMAND = command(
     option("--trace-steps", type=span, metavar="A-B",
            help="steps that are recorded for `synchromesh trace`; default: one, the "
            "twentieth"),
+    option("--noise-scale", action="store_true",
+           help="measure the gradient noise scale, a number of rows, in so many steps that it "
+           "takes 1 %% of their time"),
     option("--tensorboard", action="store_true", help="TensorBoard logs in the run folder, too"),
     options.JSON,
     epilog="What was measured of the model and the links is kept in "
@@ -125,7 +128,7 @@ class Asked:
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
             adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
-            patience=args.patience,
+            patience=args.patience, noise_scale=args.noise_scale,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, shown, summary
+from synchromesh.engine.noise_scale import NoiseScale
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
@@ -23,6 +24,7 @@ from synchromesh.training.events import FitEvent
 from synchromesh.training.loop import SIGNALS, fit
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
+from synchromesh.values.fields import to_plain
 
 
 def train(job: Job, document: TextIO | None) -> int:
@@ -35,7 +37,7 @@ def train(job: Job, document: TextIO | None) -> int:
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
             autocast=options.precision(job.bf16), headroom=job.headroom, keep=job.keep,
-            best=job.best, patience=job.patience,
+            best=job.best, patience=job.patience, noise_scale=job.noise_scale,
             on_event=report.take, say=display.say,
         )  # fmt: skip
     finally:
@@ -261,6 +263,10 @@ class _Report:
         )  # fmt: skip
         metrics = logged.logged_metrics(event.metrics)
         values = "".join(f"  {name} {_metric(value)}" for name, value in metrics.items())
+        if (noise := self.trainer.noise_scale) is not None:
+            known = {"epoch": event.epoch, "step": event.step, **to_plain(noise)}
+            self._log(logged.NoiseScaleMeasured.saying(known))
+            values += "".join(f"  {name} {text}" for name, text in _noise(noise).items())
         length = None if self.epoch is None else self.epoch.length
         part = "" if length in (None, self.done) else f" ({self.done} of {length} steps)"
         self.display.say(
@@ -291,6 +297,7 @@ class _Report:
             "measured_step_seconds": result.step_seconds,
             "switches": [d.to_dict() for d in result.decisions if d.switched],
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
+            "noise_scale": to_plain(result.noise_scale),
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:
@@ -309,10 +316,21 @@ class _Report:
             "seconds": f"{result.seconds:.1f}",
             "step": f"{measured} measured, {predicted} predicted",
             "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
-            "run folder": str(self.folder.path),
+            **_noise(result.noise_scale), "run folder": str(self.folder.path),
         }  # fmt: skip
         summary(f"{self.job.workload.name}", rows)
 
 
 def _metric(value: float | None) -> str:
     return shown("{:.2%}" if value is None or 0 <= value <= 1 else "{:.4g}", value)
+
+
+def _noise(scale: NoiseScale | None) -> dict[str, str]:
+    """`230 rows (180 to 310)`, with the reason where something is not known, by its name; nothing
+    where it was not asked for."""
+    if scale is None:
+        return {}
+    value, low, high = (shown("{:,.0f}", x) for x in (scale.value, scale.low, scale.high))
+    interval = "" if scale.low is None else f" ({low} to {high})"
+    known = "not known" if scale.value is None else f"{value} rows{interval}"
+    return {"noise scale": f"{known}: {scale.reason}" if scale.reason else known}

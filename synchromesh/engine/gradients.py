@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from synchromesh.engine.groups import Group
 from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
+from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
+from synchromesh.values.layout import stages_of
 from synchromesh.values.placement import REPLICATED, Placement
 
 
@@ -55,6 +57,16 @@ class Summed:
         """What it has in common with those that share its bucket."""
         ranks, of = self.group.ranks, (self.parameter.dtype, self.parameter.device)
         return BucketKind.of(ranks, of, self.part_placement, self.stages, self.each_backward)
+
+
+def users_of(components: Sequence[LocalComponent]) -> dict[str, tuple[int, ...]]:
+    """The stages that use each parameter that is trained, by its name."""
+    users: dict[str, dict[int, None]] = {}
+    for number, stage in enumerate(stages_of([local.layout for local in components])):
+        for described in (p for i in stage for p in components[i].component.parameters):
+            if described.trainable:
+                users.setdefault(described.name, {})[number] = None
+    return {name: (*stages,) for name, stages in users.items()}
 
 
 class Bucket:

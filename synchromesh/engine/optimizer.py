@@ -59,15 +59,20 @@ def refuse_foreign(optimizer: Optimizer, known: Collection[Tensor]) -> None:
         )
 
 
+def norms(gradients: Iterable[Tensor]) -> list[Tensor]:
+    """The 2-norm of each (0-d), in float32 at least."""
+    dense = (g.coalesce().values() if g.is_sparse else g for g in gradients)
+    exact = [g.float() if g.dtype.itemsize < 4 else g for g in dense]
+    return [*torch._foreach_norm(exact)] if exact else []
+
+
 def global_norm(copies: Iterable[tuple[nn.Parameter, float]], everyone: Group) -> Tensor:
     """The 2-norm of all gradients of the model, equal on all ranks (0-d, float64). copies: this
     rank's parameters, each with the number of ranks that have an equal shard."""
     total = torch.zeros((), dtype=torch.float64, device=everyone.world.device)
     gradients = [(p.grad, n) for p, n in copies if p.grad is not None]
     if gradients:
-        exact = [g.float() if g.dtype.itemsize < 4 else g for g, _ in gradients]
-        norms = torch._foreach_norm(exact)
-        squares = torch.stack([n.to(total) for n in norms]).square()
+        squares = torch.stack([n.to(total) for n in norms(g for g, _ in gradients)]).square()
         total = (squares / torch.tensor([n for _, n in gradients]).to(total)).sum()
     everyone.all_reduce(total, counted=False)
     return total.sqrt()

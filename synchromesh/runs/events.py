@@ -297,6 +297,14 @@ class EpochMeasured(RunEvent, name="epoch"):
         return {**super().to_dict(), **logged_metrics(self.metrics)}
 
 
+class NoiseScaleMeasured(RunEvent, name="noise scale"):
+    """What is known of it behind an epoch, with the fields of `NoiseScale`; value: in rows."""
+
+    epoch: Count
+    step: Count
+    value: float | None = None
+
+
 class CheckpointSaved(RunEvent, name="checkpoint"):
     path: str
     step: Count

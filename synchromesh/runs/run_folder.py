@@ -179,5 +179,6 @@ class Job:
     headroom: str | None = None  # of a device's memory
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
+    noise_scale: bool = False  # whether it is measured
     patience: int | None = None
     command: tuple[str, ...] = ()  # the words of the command line

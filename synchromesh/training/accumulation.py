@@ -128,6 +128,8 @@ class Accumulation:
         each other would come into several micro-batches."""
         if first := not self.calls:
             self._share = call.share
+            if call.share is None:  # else it is no mean over all rows
+                self._execution.noise.begin(steps)
         if (call.share is None) != (self._share is None):
             raise ValueError("give share= to all backward calls of an accumulation, or to none")
         execution, ends = self._execution, call.last or call.share is not None
@@ -139,6 +141,7 @@ class Accumulation:
             self._rows = self._rows or rows.total
             if ends:
                 execution.sync.begin()
+            execution.noise.count(parts)
             execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
             execution.carry.advance(self._walk(micro, alone, ends, steps))
             self.calls += 1
@@ -166,7 +169,9 @@ class Accumulation:
                 "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
                 "mean is not defined: leave such a batch out"
             )
-        self._execution.sync.finish(None if weight == self._unit else self._unit / weight)
+        scale = None if weight == self._unit else self._unit / weight
+        self._execution.sync.finish(scale)
+        self._execution.noise.finish(scale or 1.0)
 
     def _shared(self, value: Tensor, share: float) -> Tensor:
         """Adds this call's gradients to those of the calls before; returns the loss so far."""
@@ -232,6 +237,7 @@ class Accumulation:
                 self._send(sums)
 
         def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
+            execution.noise.block(micro[action.micro_batch].rows)
             if last:
                 parameters = execution.model.parameters
                 execution.sync.complete([parameters[n] for n in complete.get(action, ())])

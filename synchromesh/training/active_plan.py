@@ -15,6 +15,7 @@ from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.planning.live import LivePlanning
+from synchromesh.programs.model import Model
 from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.partition.partition import Partition, partition, unsharded
 from synchromesh.trace.step import Step
@@ -37,6 +38,7 @@ class Options:
     weights: Path | None = None  # a checkpoint, or safetensors, to begin with
     carry: Start | None = None  # at the beginning of streams
     headroom: str | None = None  # of each device; None: `planner.problem.Headroom`
+    noise_scale: bool = False  # whether it is measured
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
 
 
@@ -198,6 +200,19 @@ def refuse_parts(step: Step, micro_batches: int) -> None:
             f"micro_batches={micro_batches} would part rows that depend on each other "
             f"({step.coupled}) and train another loss: leave it out, or give smaller batches"
         )
+
+
+def unmeasurable(step: Step, options: Options, model: Model, several: bool) -> str:
+    """Why the gradient noise scale, where it was asked for, cannot be measured of a step. several:
+    there are losses that take turns."""
+    why = step.coupled if step.coupling else ""
+    if options.sync_batch_norm and {*model.statistics} - {*model.never_synchronised}:
+        why = why or "batch norm is synchronised over the ranks"
+    if why:
+        why = f"rows depend on each other ({why}), so that no block of them has its own gradient"
+    if several:
+        why = "losses take turns, each with a gradient of its own"
+    return why if options.noise_scale else ""
 
 
 def refuse_untraced(step: Step, plan: Plan) -> None:

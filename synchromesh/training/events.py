@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synchromesh.adapt.decision import Decision
+from synchromesh.engine.noise_scale import NoiseScale
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 
@@ -113,6 +114,7 @@ class FitResult:
     decisions: tuple[Decision, ...]  # of the adapter
     checkpoint: Path | None  # the last one written
     stopped: str  # the cause where the run was stopped: SIGTERM, SIGINT, request; else empty
+    noise_scale: NoiseScale | None = None  # of the gradient, where it was asked for
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
-from synchromesh.engine.agreement import MODELS_DIFFER, Marks
+from synchromesh.engine.agreement import MODELS_DIFFER, Marks, require_alike
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.gradients import GradientSync, Summed
+from synchromesh.engine.gradients import GradientSync, Summed, users_of
 from synchromesh.engine.groups import World
+from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
 from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.engine.pieces import PieceCount
@@ -37,7 +38,7 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck
+from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck, unmeasurable
 from synchromesh.training.carry import Carry
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.notices import Notices
@@ -45,7 +46,6 @@ from synchromesh.training.programs import Programs
 from synchromesh.training.reports import Reports
 from synchromesh.training.traces import TUNING, Traces
 from synchromesh.training.trainer_state import TrainerState
-from synchromesh.values.layout import stages_of
 from synchromesh.values.plan import Plan
 from synchromesh.values.sharding import units
 
@@ -72,12 +72,15 @@ class Execution:
         self._groups = len(optimizer.param_groups)
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
-        self.reports = Reports()
+        self.reports, self.noise = Reports(), NoiseMeter(options.noise_scale)
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)
         step = self.traces.training_step(plan, example)
         if step.opaque or any(x.is_meta for x in step.constants.values()):
             refuse_lost_attributes(model.module)
+        require_alike(world.everyone, {"whether the noise scale is measured": options.noise_scale})
+        if why := unmeasurable(step, options, model, losses.several):
+            raise ValueError(f"the noise scale cannot be measured: {why}; leave noise_scale out")
         planning.memory.limit()
         if options.weights is None:
             self.state.compare_first()
@@ -164,6 +167,11 @@ class Execution:
         self.programs = self._programs(new)
         trained = {turn.optimizer: turn.trained for turn in self.losses.turns}
         self._syncs = {o: self._gradient_sync(new, names) for o, names in trained.items()}
+        self.noise.adopt(
+            users_of(new.partition.components), new.holdings, new.groups.position,
+            self.model.parameters, self.sharding.whole,
+            unmeasurable(new.step, self.options, self.model, self.losses.several),
+        )  # fmt: skip
         possible = overlaps(new.step, new.partition) and new.plan.stage_count == 1
         # losses that take turns take different times, which say nothing of pieces
         pieces = new.plan.pieces or (1 if self.losses.several else None)
@@ -199,24 +207,22 @@ class Execution:
         return GradientSync(self._summed(active, trained), late=late)
 
     def _summed(self, active: ActivePlan, trained: Container[str] | None) -> list[Summed]:
-        groups, locals_ = active.groups, active.partition.components
-        users: dict[str, list[int]] = {}
-        for number, stage in enumerate(stages_of([local.layout for local in locals_])):
-            for described in (p for i in stage for p in locals_[i].component.parameters):
-                holding = active.holdings[described.name]
-                if described.trainable and groups.position in holding.positions:
-                    users.setdefault(described.name, []).append(number)
         summed = []
-        for name, stages in users.items():
-            if trained is not None and name not in trained:
-                continue
+        for name, stages in users_of(active.partition.components).items():
             holding, whole = active.holdings[name], self.sharding.whole.get(name)
+            here = active.groups.position in holding.positions
+            if not here or (trained is not None and name not in trained):
+                continue
             summed.append(Summed(
-                self.model.parameters[name], groups.sum_group(holding), whole,
-                holding.part_placement, holding.each_backward,
-                tuple(dict.fromkeys(stages)), holding.local_bytes,
+                self.model.parameters[name], active.groups.sum_group(holding), whole,
+                holding.part_placement, holding.each_backward, stages, holding.local_bytes,
             ))  # fmt: skip
         return summed
+
+    def abandon(self) -> None:
+        """After a step that failed: nothing of its backwards is summed or measured."""
+        self.sync.abandon()
+        self.noise.abandon()
 
     # Changes of the model
 

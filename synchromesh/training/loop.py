@@ -42,7 +42,7 @@ def fit(
     patience: int | None = None, resume: str | Path | None = None,
     adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None, noise_scale: bool = False,
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -55,7 +55,7 @@ def fit(
     the greatest of the first metric. patience: epochs without a better one until training ends.
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
-    autocast, headroom: as of `prepare`.
+    autocast, headroom, noise_scale: as of `prepare`.
     on_event: receives the values of training/events.py, on every rank.
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -79,7 +79,8 @@ def fit(
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=workload.build_scheduler(optimizer),
-        seed=seed, autocast=autocast, carry=workload.carry, headroom=headroom, say=say,
+        seed=seed, autocast=autocast, carry=workload.carry, headroom=headroom,
+        noise_scale=noise_scale, say=say,
     )  # fmt: skip
     requests = Stop(trainer, stop)
     loop = _Loop(
@@ -392,5 +393,5 @@ class _Loop:
             {} if ended is None else ended.metrics, self.best, seconds,
             0.0 if ended is None else ended.samples_per_second,
             median(self.step_seconds) if self.step_seconds else None, tuple(trainer.decisions),
-            self.saved, self.stopped,
+            self.saved, self.stopped, trainer.noise_scale,
         )  # fmt: skip

@@ -39,7 +39,8 @@ def prepare(
     sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
     device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
-    headroom: str | None = None, say: Callable[[str], None] | None = None,
+    headroom: str | None = None, noise_scale: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Trainer:  # fmt: skip
     """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
 
@@ -62,6 +63,8 @@ def prepare(
     carry: of a recurrent model, rows -> the carry at the beginning of streams: a tensor, or a
     tuple or dict of tensors, whose dim 0 is rows (docs/python.md: "Recurrent language models").
     headroom: what `auto` leaves of a device's memory, as `10%` or `4GiB`; default: 5 %.
+    noise_scale: whether the gradient noise scale is measured while training (docs/python.md: "The
+    gradient noise scale"). ValueError where rows depend on each other.
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
@@ -95,7 +98,7 @@ def prepare(
         _compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
-        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom)
+        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom, noise_scale)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         turns = NamedLosses(losses, optimizer, wrapped)

@@ -27,6 +27,7 @@ from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.control_channel import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
+from synchromesh.engine.noise_scale import NoiseScale
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import LivePlanning
@@ -135,6 +136,11 @@ class Trainer:
         """What the adapter has decided so far; none where it was not asked for."""
         return [] if self.adapter is None else self.adapter.decisions
 
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """What is known of the gradient noise scale; None where it was not asked for."""
+        return self._execution.noise.scale()
+
     # Training
 
     def shard(self, batch: Any) -> Any:
@@ -159,9 +165,8 @@ class Trainer:
         self._accumulation.require_none("step")
         value, rows = self._backward(batch, BackwardCall(True, micro_batches, loss=loss))
         self.update()
-        seconds = time.perf_counter() - began
+        seconds, waited = time.perf_counter() - began, self.world.waited - waited
         self._execution.pieces.add(seconds)
-        waited = self.world.waited - waited
         self._report(self._adaptation.note(seconds, waited, rows, self.steps, self.steps_to_come))
         return value
 
@@ -187,7 +192,7 @@ class Trainer:
         marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        numbers = self.stop_request, *self._adaptation.cost
+        numbers = self.stop_request, *self._adaptation.cost, *execution.noise.take()
         at_once = call.micro_batches == self.plan.micro_batches == 1
         unknown = self._loaders.unknown(self.steps)
         try:
@@ -217,11 +222,12 @@ class Trainer:
             agree.give_up()
             raise
         self.agreed_stop_request = max(request for request, *_ in agree.numbers)
-        self._report(self._adaptation.collect([sent[1:] for sent in agree.numbers]))
+        self._report(self._adaptation.collect([sent[1:3] for sent in agree.numbers]))
+        execution.noise.collect([sent[3:] for sent in agree.numbers])
         return value, rows.total
 
     def _forget_accumulation(self) -> None:
-        self._execution.sync.abandon()
+        self._execution.abandon()
         forget_gradients(self.model)
         self._accumulation = Accumulation(self._execution)
 
@@ -321,11 +327,8 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's shards of the gradients by name, zeros where a trained one has none."""
-        return {
-            n: torch.zeros_like(p) if p.grad is None else p.grad
-            for n, p in self.model.parameters.items()
-            if p.requires_grad
-        }
+        trained = ((n, p) for n, p in self.model.parameters.items() if p.requires_grad)
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained}
 
     def buffers(self) -> dict[str, Tensor]:
         """This rank's shards of the buffers by name, after those that data ranks compute of rows
@@ -359,11 +362,10 @@ class Trainer:
     def _to_save(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        execution = self._execution
         return TrainerState(
             self.steps, self.options.seed, str(self.plan), self.world.size,
-            execution.pieces.to_dict(), self.state.optimizer_state.describe(), scheduler,
-            cursors, execution.carry.rows, extra,
+            self._execution.pieces.to_dict(), self.state.optimizer_state.describe(), scheduler,
+            cursors, self._execution.carry.rows, extra,
         ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:

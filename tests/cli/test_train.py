@@ -122,6 +122,24 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     assert Path("run/log.jsonl").read_bytes() == log
 
 
+def test_the_noise_scale_is_in_log_and_result(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--plan", "single; @micro_batches=2", "--noise-scale", "--output", "run", "--json"]
+    assert main(["train", "tiny.py:build", *words]) == 0
+    document = json.loads(capsys.readouterr().out)
+    measured = document["noise_scale"]
+    assert measured["steps"] >= 1 and measured["trace"] > 0 and measured["measured_share"] == 1
+    logged = events("run", "noise scale")
+    assert [(x["epoch"], x["step"]) for x in logged] == [(1, 6), (2, 12), (3, 18)]
+    assert (
+        {k: logged[-1][k] for k in measured} == measured == events("run", "end")[0]["noise_scale"]
+    )
+    words[1] = "single"
+    assert main(["train", "tiny.py:build", *words[:3], "--output", "other"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "noise scale not known: steps have had one block of rows each" in shown
+    assert train("--output third", capsys)["noise_scale"] is None
+
+
 def test_the_last_epoch_is_not_counted_before_it_is_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
