@@ -256,7 +256,7 @@ def said(found: Mapping[str, Any]) -> str:
     most = max(wins)
     text = (
         f"{where}: a hybrid reaches the target sooner where the critical batch is at most "
-        f"{most:,.0f} rows ({most / times.rows:,.0f} workers' batches)"
+        f"{most:,.0f} rows ({most / times.rows:,.1f} times a worker's batch)"
     )
     if claimed := found["claimed"]:
         least = found["reached_below"]
@@ -267,6 +267,19 @@ def said(found: Mapping[str, Any]) -> str:
                  f"{found['largest_gain']:.1%})"
         )  # fmt: skip
     return f"{text}."
+
+
+def answer(found: Sequence[Mapping[str, Any]]) -> str:
+    """Of all workloads and networks, in a sentence."""
+    each = []
+    for one in found:
+        most = max((c for c, gain in one["gains"].items() if gain > 0.0), default=0.0)
+        each.append(f"{one['workload']} behind {one['network']} up to {most:,.0f} rows")
+    return (
+        "A hybrid reaches the target sooner than any data parallelism where the critical batch is "
+        f"small beside what {MOST:,} devices compute at once: {', '.join(each)}; above these, "
+        "data parallelism does."
+    )
 
 
 def tables(found: Sequence[Mapping[str, Any]]) -> Iterator[PageTable]:
@@ -381,7 +394,7 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
     return rendered(
         PAGE, shared, chapters=[chapter], tables=[*tables(found)],
         results={"title": "When does a hybrid beat data parallelism?", "note": ""},
-        notices=("Nothing was run: all figures are predictions from data sheets.",),
+        notices=(answer(found), "Nothing was run: figures are predictions from data sheets."),
         equations=__doc__.split("\n\n")[2], rule=__doc__.split("\n\n")[3],
     )  # fmt: skip
 
