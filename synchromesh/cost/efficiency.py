@@ -18,7 +18,7 @@ from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class EpochFit:
     """The curve of measured points of three batches or more, and what it errs by."""
 
     points: tuple[Point, ...]
+    most_points: ClassVar[int] = 2_000  # of a file: each is left out once
 
     def __post_init__(self) -> None:
         if (found := len({b for b, _ in self.points})) < 3:
@@ -101,8 +102,13 @@ class EpochFit:
             raise ValueError(f"{path} cannot be read as batches and epochs: {error}") from error
         if heading.replace(" ", "") != HEADING:
             raise ValueError(f"{path}: line 1 should read `{HEADING}`, not {heading[:60]!r}")
+        if len(lines) > cls.most_points:
+            raise ValueError(f"{path}: {len(lines):,} points are more than {cls.most_points:,}")
         found = [_point(x, f"{path}: line {n}") for n, x in enumerate(lines, 2) if x.strip()]
-        return cls(tuple(found))
+        try:
+            return cls(tuple(found))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @cached_property
     def curve(self) -> EpochCurve:

@@ -43,6 +43,7 @@ from synchromesh.trace.capture.carry import Start
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
+from synchromesh.values.topology import ANY
 from synchromesh.workloads.workload import Loss
 
 Scaling = Literal["strong", "weak"]
@@ -64,12 +65,18 @@ class Failures:
     storage: float = 1e9
 
     def moving(self, place: Cluster, state: State) -> float:
-        """Seconds until hosts have their state again: over links from those that are left, or
-        from storage, of which each host reads its part of what all need."""
+        """Seconds until hosts have their state again: over the slowest link from those that are
+        left, if they have all of it, else from storage, of which each host reads a part."""
         each = -(-len(place.ranks) // len(place.hosts))
-        if self.recovery.kind == "continue" and place.network is not None:
-            return each * state.held / place.network.bytes_per_second
+        links = (*place.links, *filter(None, [place.network]))
+        rates = [link.bytes_per_second for link in links if link.a != link.b or link.a == ANY]
+        if self.keeps(state) and rates:
+            return each * state.held / min(rates)
         return state.whole / (len(place.hosts) * self.storage)
+
+    def keeps(self, state: State) -> bool:
+        """Whether no step is lost, as other hosts hold all that one held."""
+        return self.recovery.kind == "continue" and state.kept
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,11 @@ class Conditions:
     def check(self, place: Cluster) -> None:
         """ValueError for devices that `place` does not have, or cannot have."""
         self.variation.check(place)
-        catalogue.resized(place, max(self.devices, default=1))
+        for count in self.devices:
+            try:
+                catalogue.resized(place, count)
+            except ValueError as error:
+                raise ValueError(f"{count:,} devices cannot be had: {error}") from error
 
 
 def simulate(
@@ -192,7 +203,9 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
     known = next((made for made in walks if made.time is chosen.time), None)
     if known is None:
         walk(planned, profile, chosen.time.pieces)
-    return chosen, _Found(planned, known or walks[-1], _state(planned, profile.state_factor))
+    each = -(-len(place.ranks) // len(place.hosts))
+    state = _state(planned, profile.state_factor, each)
+    return chosen, _Found(planned, known or walks[-1], state)
 
 
 def _chosen(session: PlanningSession, plan: Plan, walk: Walk) -> tuple[Candidate, Profile | None]:
@@ -219,12 +232,13 @@ def _walked(
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, found.state)
 
 
-def _state(planned: PlannedStep, factor: float) -> State:
-    """factor: bytes of the optimizer's states for one of a parameter."""
+def _state(planned: PlannedStep, factor: float, each: int) -> State:
+    """factor: bytes of the optimizer's states for one of a parameter. each: devices of a host."""
     of = planned.holdings.values()
     whole = sum(h.tensor.bytes * (1.0 + factor * h.tensor.trainable) for h in of)
     held = (held_bytes(planned.held(its[0]), factor, ()) for its in planned.positions)
-    return State(whole, max(sum(kinds.values()) for kinds in held))
+    kept = all(h.copies > max(1, each // h.layout.tensor) for h in of)
+    return State(whole, max(sum(kinds.values()) for kinds in held), kept)
 
 
 _SecondsOf = Callable[[int], float]  # a step on so many hosts
@@ -272,19 +286,23 @@ def _failing(
 ) -> Failing:
     hosts, moving = len(place.hosts), asked.moving(place, state)
     writing = state.whole / (hosts * asked.storage) if asked.writing is None else asked.writing
-    recovery = replace(asked.recovery, seconds=asked.recovery.seconds + moving)
+    recovery = replace(
+        asked.recovery, seconds=asked.recovery.seconds + moving, keeps=asked.keeps(state)
+    )
     rate, taken = failures_a_second(asked.rate), asked.presence and asked.presence.mean_between
     often = hosts * rate + 1.0 / (taken or inf)
     between = 1.0 / often if often else inf
     best = max(step, best_interval(between, writing))  # no two checkpoints in a step
     interval = best if asked.interval is None else asked.interval
-    fewer = [hosts, *(hosts - (1 << k) for k in range(hosts.bit_length()) if hosts > 1 << k)]
+    powers = [1 << k for k in range(hosts.bit_length())]
+    fewer = {n for power in powers for n in (hosts - power, hosts // power) if n}
 
     @cache
     def speed(left: int) -> float:
-        """Of the quickest plan for so many or fewer: all, 1 less, 2 less, 4 less ..."""
+        """Of the quickest plan for so many or fewer (1, 2, 4 ... less, a half, a quarter ...), at
+        most that of all: what is quicker on fewer could have run there at first."""
         planned = (seconds_of(n) for n in fewer if n <= left)
-        return 1.0 if left >= hosts else step / min(planned, default=inf)
+        return 1.0 if left >= hosts else min(1.0, step / min(planned, default=inf))
 
     training = Training(
         hosts, rate, Checkpoints(interval, writing), recovery, speed, asked.presence

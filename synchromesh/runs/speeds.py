@@ -13,12 +13,20 @@ def measured_speeds(lines: Sequence[Mapping[str, Any]], log: str) -> dict[int, f
     recorded steps, over its own. ValueError where none was recorded, or where ranks had different
     things to compute."""
     found: dict[int, float] = {}
-    plan = Plan.parse("data")
+    layout = recording = None
     for number, line in enumerate(lines, 1):
         if line.get("event") == LayoutInForce.name:
-            plan = Plan.parse(LayoutInForce.of(line).plan)
+            layout = line
         elif line.get("event") == StepsRecorded.name:
-            found = _speeds(StepsRecorded.of(line), plan, f"{log}, line {number}")
+            recording = line, layout, f"{log}, line {number}"
+    if recording is not None:
+        line, layout, at = recording
+        try:
+            plan = Plan.parse(LayoutInForce.of(layout).plan if layout else "data")
+            recorded = StepsRecorded.of(line)
+        except ValueError as error:
+            raise ValueError(f"{at}: {error}") from error
+        found = _speeds(recorded, plan, at)
     if not found:
         raise ValueError(
             f"{log}: no step was recorded; a run of 20 steps or more, or `train --trace-steps "
@@ -28,7 +36,7 @@ def measured_speeds(lines: Sequence[Mapping[str, Any]], log: str) -> dict[int, f
 
 
 def _speeds(recorded: StepsRecorded, plan: Plan, at: str) -> dict[int, float]:
-    if plan.stages or plan.stage_count > 1 or plan.rows:
+    if plan.stages or plan.stage_count > 1 or plan.rows or plan.overrides:
         raise ValueError(
             f"{at}: under {plan} the ranks compute different things, so that their seconds are no "
             "speeds; a run under `data` or `tensor` tells these"

@@ -15,6 +15,7 @@ With factors of 1 it is the recorded step. Draws are of as many steps as asked, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,13 @@ class Variation:
     speeds: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
 
+    SPEEDS: ClassVar = (1e-6, 1e3)  # the least and the most
+
     def check(self, cluster: Cluster) -> None:
-        """ValueError for speeds of devices that it does not have."""
+        """ValueError for speeds of devices that it does not have, or that are none."""
+        low, high = self.SPEEDS
+        if wrong := [s for s in self.speeds.values() if not low <= s <= high]:
+            raise ValueError(f"a device's speed is from {low:g} to {high:g}, not {wrong[0]:g}")
         most = len(cluster.ranks) - 1
         if unknown := sorted(rank for rank in self.speeds if not 0 <= rank <= most):
             raise ValueError(f"there is no device {unknown[0]}: {cluster.name} has 0 to {most}")

@@ -54,10 +54,11 @@ def _finite(seconds: float) -> float | None:
 @dataclass(frozen=True)
 class State:
     """Bytes of parameters, buffers and the optimizer's states: the `whole` that a checkpoint has,
-    and what is `held` by the device that has most."""
+    and what is `held` by the device that has most. kept: whether each piece is on two hosts."""
 
     whole: float = 0.0
     held: float = 0.0
+    kept: bool = False
 
 
 @dataclass(frozen=True)

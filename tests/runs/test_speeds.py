@@ -33,6 +33,14 @@ def test_ranks_with_different_work_tell_no_speeds(plan: str) -> None:
         measured_speeds([layout(plan), recording((1.0, 1.0), (0.5, 1.0))], "log")
 
 
+def test_only_the_last_recording_and_its_plan_are_asked() -> None:
+    before = [layout("data; @rows=3,1"), recording((1.0, 1.0), (0.4, 1.0))]
+    lines = [*before, layout("data"), recording((0.5, 1.0), (1.0, 1.0))]
+    assert measured_speeds(lines, "log") == {0: 1.0, 1: 0.5}
+    with pytest.raises(ValueError, match="log, line 2: unknown layout"):
+        measured_speeds([layout("nonsense"), recording((1.0, 1.0))], "log")
+
+
 def test_without_a_recorded_step_there_is_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"log: no step was recorded.*--trace-steps"):
         measured_speeds([layout("data")], "log")
