@@ -59,7 +59,7 @@ def seconds(text: str) -> float:
 
 
 def rate(text: str) -> float:
-    return _number(float, text, 0.0, 10**9, "a number from 0")
+    return _number(float, text, 0.0, 10**9, "a number from 0 and below 10^9")
 
 
 def dated(text: str) -> "HourlyPrice":

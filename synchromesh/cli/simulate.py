@@ -96,6 +96,9 @@ def _failures(args: argparse.Namespace) -> "Failures | None":
     from synchromesh.simulator.failures import Presence, Recovery
 
     if args.failures is None and args.presence is None:
+        if given := [name for name, usual in OF_FAILURES.items() if vars(args)[name] != usual]:
+            told = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{told}: only with --failures RATE or --presence FILE")
         return None
     kind, spares = Recovery.parse(args.recovery)
     recovery = Recovery(kind, spares, args.detection, args.restart, 3600.0 * args.repair_hours)
@@ -114,6 +117,12 @@ def _show(made: "Simulated") -> None:
         console.print(table(title, heading, rows))
     for kind, price in made.prices.items():
         console.print(f"dollars {kind}: {price}", soft_wrap=True, highlight=False)
+
+
+OF_FAILURES = {
+    "recovery": "restart", "days": 30.0, "draws": 20, "detection": 60.0, "restart": 300.0,
+    "repair_hours": 24.0, "checkpoint_every": None, "checkpoint_seconds": None, "storage": 1e9,
+}  # fmt: skip
 
 
 def several(text: str) -> list[str]:
@@ -173,22 +182,23 @@ COMMAND = command(
            help="of hosts, in 1,000 host-days"),
     option("--presence", metavar="FILE",
            help="how many hosts are there, as CSV of seconds,instances"),
-    option("--recovery", default="restart", metavar="R",
+    option("--recovery", default=OF_FAILURES["recovery"], metavar="R",
            help="restart, spares:COUNT or continue; default restart"),
-    option("--days", type=options.seconds, default=30.0, metavar="N", help="default 30"),
-    option("--draws", type=options.positive, default=20, metavar="N",
+    option("--days", type=options.seconds, default=OF_FAILURES["days"], metavar="N",
+           help="default 30"),
+    option("--draws", type=options.positive, default=OF_FAILURES["draws"], metavar="N",
            help="of these days; default 20"),
-    option("--detection", type=options.rate, default=60.0, metavar="SECONDS",
+    option("--detection", type=options.rate, default=OF_FAILURES["detection"], metavar="SECONDS",
            help="until a failure is noticed; default 60"),
-    option("--restart", type=options.rate, default=300.0, metavar="SECONDS",
+    option("--restart", type=options.rate, default=OF_FAILURES["restart"], metavar="SECONDS",
            help="from then on until steps run, besides moving state; default 300"),
-    option("--repair-hours", type=options.rate, default=24.0, metavar="N",
+    option("--repair-hours", type=options.rate, default=OF_FAILURES["repair_hours"], metavar="N",
            help="until a host that failed is there again; default 24"),
     option("--checkpoint-every", type=options.seconds, metavar="SECONDS",
            help="default: what loses least"),
     option("--checkpoint-seconds", type=options.rate, metavar="SECONDS",
            help="that steps wait for a checkpoint; default: its bytes over --storage"),
-    option("--storage", type=size, default=1e9, metavar="SIZE",
+    option("--storage", type=size, default=OF_FAILURES["storage"], metavar="SIZE",
            help="of checkpoints that a host writes or reads a second; default 1GB"),
     options.PRICE,
     option("--spot-price", type=options.dated, metavar="DOLLARS@DATE",

@@ -223,6 +223,7 @@ def test_a_page_is_written_and_never_over_another_file(
         (f"{CNN} --failures -1", "a number from 0"),
         (f"{CNN} --failures inf", "a number from 0"),
         (f"{CNN} --jitter nan", "'nan' is not a number from 0"),
+        (f"{CNN} --storage 1MB --days 3", "--days, --storage: only with --failures RATE"),
         (f"{CNN} --devices 0", "'0' is not a whole number of at least 1"),
         (f"{CNN} --plan data --devices 100000", "100000 devices are none of 1 to 65,536"),
         (f"{CNN} --plan pipeline:stages=3", "3 groups of equally many ranks do not divide 4"),
