@@ -16,6 +16,7 @@ from synchromesh.values.extras import require
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
+    from synchromesh.workloads.learning_rate import RateFactor
     from synchromesh.workloads.workload import Workload
 
 
@@ -76,6 +77,11 @@ COMMAND = command(
     option("--trace-steps", type=span, metavar="A-B",
            help="steps that are recorded for `synchromesh trace`; default: one, the "
            "twentieth"),
+    option("--lr-rule", choices=("none", "linear", "sqrt"),
+           help="learning rates for --batch-size: the workload's times B / B_0, or its square "
+           "root, B_0 being its own batch; default none"),
+    option("--warm-up", type=options.rate, metavar="EPOCHS",
+           help="in which --lr-rule's factor grows from 1, step by step; default 0"),
     option("--noise-scale", action="store_true",
            help="measure the gradient noise scale, a number of rows, in so many steps that it "
            "takes 1 %% of their time"),
@@ -117,7 +123,7 @@ class Asked:
     def job(self) -> Job:
         """The job, with the workload that TARGET names; every fault that shows without ranks."""
         args, before = self.args, self.before
-        workload, adapts = _workload(args, before), args.adapt
+        (workload, rate), adapts = _workload(args, before), args.adapt
         if adapts is None:  # where nobody said which plan it should be, now or when the run began
             adapts = self.plan.automatic or (args.plan is None and bool(before.get("adapt")))
         return Job(
@@ -128,7 +134,7 @@ class Asked:
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
             adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
-            patience=args.patience, noise_scale=args.noise_scale,
+            patience=args.patience, noise_scale=args.noise_scale, rate=rate,
         )  # fmt: skip
 
 
@@ -155,10 +161,15 @@ def _begins() -> bool:
     return not launched() and ranks.first() and not again
 
 
-def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload":
+def _workload(
+    args: argparse.Namespace, before: dict[str, object]
+) -> "tuple[Workload, RateFactor]":
+    """And by what its learning rates are multiplied."""
+    from synchromesh.workloads.learning_rate import scaled
     from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data)
+    chosen_for = workload.batch_size
     if before.get("workload", workload.name) != workload.name:
         raise ValueError(
             f"--resume {args.resume}: that run trained {before['workload']}, not {workload.name}"
@@ -167,7 +178,9 @@ def _workload(args: argparse.Namespace, before: dict[str, object]) -> "Workload"
     if isinstance(size, int):
         workload = replace(workload, batch_size=size)
     workload.check_batch()
-    return workload
+    rule = args.lr_rule or str(before.get("lr_rule", "none"))
+    warm_up = before.get("warm_up", 0.0) if args.warm_up is None else args.warm_up
+    return scaled(workload, rule, chosen_for, float(str(warm_up)))
 
 
 def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | None) -> RunFolder:

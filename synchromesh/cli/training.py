@@ -129,6 +129,8 @@ class _Report:
             f"{counted(trainer.world.size, 'rank')} ({trainer.world.device.type}), "
             f"batch {job.workload.batch_size}; run folder {self.folder.path}"
         )
+        if job.rate is not None and job.rate.rule != "none":
+            self.display.say(str(job.rate))
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
@@ -136,11 +138,13 @@ class _Report:
     def _note_plan(self, trainer: Trainer) -> None:
         if self.display.shown:
             job = self.job
-            asked = {
+            asked: dict[str, Any] = {
                 "workload": job.workload.name, "seed": job.seed,
                 "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
                 "ranks": trainer.world.size, "bf16": job.bf16, "adapt": job.adapt,
             }  # fmt: skip
+            if job.rate is not None:
+                asked |= {"lr_rule": job.rate.rule, "warm_up": job.rate.epochs}
             self._write(lambda: self.folder.write(asked, trainer.plan.to_yaml()))
 
     def _predict(self, trainer: Trainer) -> None:

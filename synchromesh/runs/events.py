@@ -97,6 +97,9 @@ class RunStarted(RunEvent, name="start"):
     batch_size: Positive
     bf16: bool = False
     adapt: bool = False
+    lr_rule: str = "none"
+    lr_factor: float = 1.0  # of the workload's own learning rates, after the warm-up
+    warm_up_steps: Count = 0
     command: Any = ()  # words; of an older version text
     versions: Mapping[str, Any] = field(default_factory=dict)
     emulated: bool = False

@@ -27,10 +27,11 @@ from synchromesh.values import document
 if TYPE_CHECKING:
     from synchromesh.runs.events import RunEvent
     from synchromesh.values.plan import Plan
+    from synchromesh.workloads.learning_rate import RateFactor
     from synchromesh.workloads.workload import Workload
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
-ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt")
+ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt", "lr_rule", "warm_up")
 
 
 def default(name: str) -> Path:
@@ -121,6 +122,8 @@ class RunFolder:
             "ranks": document.integer(value.get("ranks", 0), f"{path}: ranks"),
             "bf16": document.boolean(value.get("bf16", False), f"{path}: bf16"),
             "adapt": document.boolean(value.get("adapt", False), f"{path}: adapt"),
+            "lr_rule": document.text(value.get("lr_rule", "none"), f"{path}: lr_rule"),
+            "warm_up": document.number(value.get("warm_up", 0.0), f"{path}: warm_up", 0.0),
         }
 
     def saved(self) -> list[Path]:
@@ -180,5 +183,6 @@ class Job:
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
     noise_scale: bool = False  # whether it is measured
+    rate: "RateFactor | None" = None  # of learning rates; None: the workload's own
     patience: int | None = None
     command: tuple[str, ...] = ()  # the words of the command line

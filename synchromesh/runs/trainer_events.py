@@ -17,14 +17,17 @@ from synchromesh.training.events import StepDone
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
 from synchromesh.values.layout import Layout
+from synchromesh.workloads.learning_rate import RateFactor
 
 
 def started(job: Job, trainer: Trainer) -> RunStarted:
     """All ranks call alike."""
+    rate = job.rate or RateFactor()
     machines = trainer.world.everyone.all_gather_json(to_plain(rank_machine(trainer.world.device)))
     return RunStarted(
         workload=job.workload.name or "", plan=str(trainer.plan), ranks=trainer.world.size,
         seed=job.seed, batch_size=job.workload.batch_size, bf16=job.bf16, adapt=job.adapt,
+        lr_rule=rate.rule, lr_factor=rate.factor, warm_up_steps=rate.warm_up,
         command=job.command, versions=versions(), emulated=bool(os.environ.get(LAB)),
         parameter_bytes=sum(c.parameter_bytes for c in trainer.traced.chain.components),
         machines=tuple(RankMachine(**machine) for machine in machines),

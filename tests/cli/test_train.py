@@ -140,6 +140,26 @@ def test_the_noise_scale_is_in_log_and_result(capsys: pytest.CaptureFixture[str]
     assert train("--output third", capsys)["noise_scale"] is None
 
 
+def test_learning_rates_for_another_batch_are_kept_by_a_resumed_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "--output run --plan single --batch-size 8 --lr-rule linear --warm-up 1 --steps 2"
+    assert main(f"train tiny.py:build {words}".split()) == 0
+    assert "times the workload's (linear, reached in" in capsys.readouterr().err
+    begun = events("run", "start")[0]
+    assert begun["lr_rule"] == "linear" and begun["lr_factor"] > 1.0
+    assert (
+        main(["train", "tiny.py:build", "--resume", "run", "--plan", "single", "--steps", "4"])
+        == 0
+    )
+    again = events("run", "start")[1]
+    names = ("lr_rule", "lr_factor", "warm_up_steps")
+    assert [again[n] for n in names] == [begun[n] for n in names] and begun["warm_up_steps"] > 0
+    capsys.readouterr()
+    assert main(["train", "tiny.py:build", "--output", "other", "--warm-up", "1"]) == 2
+    assert "a warm-up goes with a rule" in capsys.readouterr().err
+
+
 def test_the_last_epoch_is_not_counted_before_it_is_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,94 @@
+"""Learning rates for other batches, against products by hand."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.utils.data import IterableDataset, TensorDataset
+
+from synchromesh.workloads.learning_rate import RateFactor, ScaledRate, scaled
+from synchromesh.workloads.workload import Workload
+
+
+def workload(batch: int = 64, scheduler: Any = None) -> Workload:
+    return Workload(
+        model=lambda: nn.Linear(2, 1), loss=lambda model, x: model(x[0]).mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=batch,
+        train_data=TensorDataset(torch.zeros(1000, 2)), scheduler=scheduler,
+    )  # fmt: skip
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(1))
+
+
+def rates(of: Workload, steps: int, again: int | None = None) -> list[float]:
+    """Before each step. again: after so many, all of it is made anew from its state."""
+    optimizer = of.build_optimizer(of.build().parameters())
+    scheduler = of.build_scheduler(optimizer)
+    found = []
+    for step in range(steps):
+        if step == again:
+            state = optimizer.state_dict(), scheduler.state_dict()
+            optimizer = of.build_optimizer(of.build().parameters())
+            scheduler = of.build_scheduler(optimizer)
+            optimizer.load_state_dict(state[0])
+            scheduler.load_state_dict(state[1])
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
+@pytest.mark.parametrize("scheduler", [
+    None, lambda o: CosineAnnealingLR(o, 7), lambda o: LambdaLR(o, lambda n: 1 / (1 + n)),
+])  # fmt: skip
+@pytest.mark.parametrize("again", [None, 0, 3])
+def test_what_the_scheduler_says_is_multiplied(
+    rule: str, factor: float, scheduler: Any, again: int | None
+) -> None:
+    alone = rates(workload(256, scheduler), 9)
+    made, rate = scaled(workload(256, scheduler), rule, base=64)
+    assert rate == RateFactor(factor, 0, rule)
+    assert rates(made, 9, again) == pytest.approx([factor * x for x in alone])
+
+
+def test_a_warm_up_grows_evenly_from_the_rate_that_was_chosen() -> None:
+    """1,000 rows in batches of 250: four steps an epoch, six in one and a half."""
+    made, rate = scaled(workload(250), "linear", base=50, warm_up=1.5)
+    assert rate == RateFactor(5.0, 6, "linear", 1.5)
+    assert "5 times the workload's (linear, reached in 6 steps)" in str(rate)
+    expected = [0.1 * (1 + 4 * n / 6) for n in range(7)] + [0.5]
+    assert rates(made, 8) == pytest.approx(expected)
+
+
+def test_without_a_rule_the_workload_is_as_it_was() -> None:
+    asked = workload(256)
+    assert scaled(asked, "none", base=64) == (asked, RateFactor())
+    same, rate = scaled(workload(64), "linear", base=64)
+    assert rate.factor == 1.0 and rates(same, 3) == [0.1] * 3
+
+
+def test_a_rate_may_be_a_tensor() -> None:
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam(nn.Linear(2, 1).parameters(), lr=rate, foreach=False)
+    ScaledRate(optimizer, None, RateFactor(2.0)).step()
+    assert optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.2)
+
+
+def test_bad_input_has_its_sentence() -> None:
+    with pytest.raises(ValueError, match="'cubic' is no rule of learning rates: none, linear"):
+        scaled(workload(), "cubic", base=64)
+    with pytest.raises(ValueError, match="goes with a rule"):
+        scaled(workload(), "none", base=64, warm_up=1.0)
+    with pytest.raises(ValueError, match="number of epochs from 0"):
+        scaled(workload(), "sqrt", base=64, warm_up=-1.0)
+    with pytest.raises(ValueError, match="this is a stream"):
+        scaled(replace(workload(), train_data=Endless()), "sqrt", base=64, warm_up=1.0)
