@@ -113,7 +113,7 @@ class Timeline:
     under_way: dict[object, Flight] = field(default_factory=dict)
     joining: list[Callable[[], None]] = field(default_factory=list)
     shares: Mapping[object, float] = field(default_factory=dict)  # of links, by lane
-    changed: Callable[[object], object] = id  # called when a lane's flight departs or has arrived
+    changed: Callable[[object], None] | None = None  # called when a lane's flight comes or goes
     record: list[RecordedSpan] | None = None
     _known: dict[object, RecordedTransfer] = field(
         default_factory=dict
@@ -171,7 +171,8 @@ class Timeline:
             late = overlap.delay * (1.0 - rested)
             lane = key if lane is None else lane
             self.under_way[key] = Flight(late, seconds, overlap, lane, way, pair, transfer)
-            self.changed(lane)
+            if self.changed is not None:
+                self.changed(lane)
 
     def wait(self, keys: Iterable[object], until: Callable[[], bool]) -> Spans:
         """Waits until what `until` tells of these collectives and messages."""
@@ -241,7 +242,8 @@ class Timeline:
                 del self.under_way[key]
                 if flight.transfer is not None:
                     flight.transfer.end = max(flight.transfer.end, self.clock)
-                self.changed(flight.lane)
+                if self.changed is not None:
+                    self.changed(flight.lane)
 
 
 def _even(way: Way, ways: Collection[Way]) -> float:

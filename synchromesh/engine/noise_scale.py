@@ -162,6 +162,7 @@ class NoiseMeter:
         self._last, self._every = -inf, 1
         self._costs: deque[float] = deque(maxlen=MEASURING.latest)  # shares of a step's time
         self._hooks: list[Any] = []
+        self._collected: Sequence[tuple[int, ...]] = ()
         self.abandon()
 
     def abandon(self) -> None:
@@ -293,8 +294,10 @@ class NoiseMeter:
 
     def collect(self, of_ranks: Sequence[tuple[int, ...]]) -> None:
         """of_ranks: what each rank has taken."""
-        if not self.asked:
+        # where one rank works alone it may see numbers once more
+        if not self.asked or of_ranks == self._collected:
             return
+        self._collected = of_ranks
         numbers = torch.tensor(of_ranks).view(torch.float64)
         measured, cost = numbers[:, :2].max(0).values.tolist()
         squared, trace = numbers[:, 2:].sum(0).tolist()

@@ -12,7 +12,7 @@ The curve of a collective stands for all device groups that do the same at once
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,17 @@ from synchromesh.estimate.network import crossings_of
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.profile import Pattern
 
-Lane = tuple[int, object]  # a device group and its pattern; 0 and a message's kind and stages
+# A device group and its pattern, all groups and one that goes beyond each of them, as sums of what
+# several stages use do, or all and a message's kind and stages.
+Lane = tuple[int, object]
 Flows = NDArray[np.int64]  # of a lane through each link
 _Taken = tuple[Flows, float]  # with the most that a flow gets, a host's link being 1
 
 
 class SharedLinks:
     """Of a plan's step on a cluster."""
+
+    ALL: ClassVar = -1  # in place of a device group
 
     def __init__(self, cluster: Cluster, planned: PlannedStep) -> None:
         self.cluster, self.planned = cluster, planned
@@ -44,7 +48,10 @@ class SharedLinks:
 
     def lane(self, group: int, of: object) -> Lane | None:
         """That of a pattern or of messages; None where it takes no link between hosts."""
-        lane = (group, of) if isinstance(of, Pattern) else (0, of)
+        inside = isinstance(of, Pattern) and of.size * of.stride <= len(
+            self.planned.positions[group]
+        )
+        lane = (group if inside else self.ALL, of)
         return lane if self._taken(lane) else None
 
     def shares(self, lanes: frozenset[Lane]) -> Mapping[Lane, float]:
@@ -56,7 +63,7 @@ class SharedLinks:
 
     def _reference(self, lane: Lane) -> float:
         if lane not in self._references:
-            groups = range(len(self.planned.positions)) if isinstance(lane[1], Pattern) else [0]
+            groups = [self.ALL] if lane[0] == self.ALL else range(len(self.planned.positions))
             alike = [x for group in groups if self._taken(x := (group, lane[1]))]
             slowest = min(self._rates(alike).values())
             self._references |= dict.fromkeys(alike, slowest)
@@ -104,7 +111,7 @@ class SharedLinks:
         """The ranks of each group of a pattern, or of those between which a message goes."""
         planned, (group, of) = self.planned, lane
         if isinstance(of, Pattern):
-            its = planned.positions[group]
+            its = range(planned.devices) if group == self.ALL else planned.positions[group]
             for places in of.groups(len(its)):
                 yield [planned.ranks[its[p]] for p in places]
             return

@@ -203,8 +203,7 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
     known = next((made for made in walks if made.time is chosen.time), None)
     if known is None:
         walk(planned, profile, chosen.time.pieces)
-    each = -(-len(place.ranks) // len(place.hosts))
-    state = _state(planned, profile.state_factor, each)
+    state = _state(planned, profile.state_factor, place.host_of)
     return chosen, _Found(planned, known or walks[-1], state)
 
 
@@ -232,13 +231,23 @@ def _walked(
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, found.state)
 
 
-def _state(planned: PlannedStep, factor: float, each: int) -> State:
-    """factor: bytes of the optimizer's states for one of a parameter. each: devices of a host."""
+def _state(planned: PlannedStep, factor: float, host_of: Sequence[int]) -> State:
+    """factor: bytes of the optimizer's states for one of a parameter. host_of: ranks."""
+
+    @cache
+    def kept(shards: int, positions: Sequence[int]) -> bool:
+        """Whether each shard is on two hosts; its copies are so many positions apart."""
+        hosts = [host_of[planned.ranks[p]] for p in positions]
+        return all(len({*hosts[shard::shards]}) > 1 for shard in range(shards))
+
     of = planned.holdings.values()
     whole = sum(h.tensor.bytes * (1.0 + factor * h.tensor.trainable) for h in of)
     held = (held_bytes(planned.held(its[0]), factor, ()) for its in planned.positions)
-    kept = all(h.copies > max(1, each // h.layout.tensor) for h in of)
-    return State(whole, max(sum(kinds.values()) for kinds in held), kept)
+    twice = all(
+        h.parts == 1 and kept(h.layout.tensor if h.placement.sharded else 1, h.positions)
+        for h in of
+    )
+    return State(whole, max(sum(kinds.values()) for kinds in held), twice)
 
 
 _SecondsOf = Callable[[int], float]  # a step on so many hosts

@@ -164,8 +164,16 @@ def test_state_that_is_on_one_host_alone_is_lost_with_it(
     )
     (kept,) = document(f"{words} data", capsys)["plans"]
     assert kept["failures"]["lost_seconds"] == 0.0 and kept["failures"]["restarts"] > 10
-    (lost,) = document(f"{words} sharded-data", capsys)["plans"]
-    assert lost["failures"]["lost_seconds"] > 0.0
+    order = ",".join(f"{n},{n + 8}" for n in range(8))  # each host has one half of a model
+    for plan in (
+        "sharded-data",
+        "pipeline:stages=2,microbatches=2",
+        f"hybrid:tensor=2;@ranks={order}",
+    ):
+        (lost,) = document(f"{words} {plan}", capsys)["plans"]
+        assert lost["failures"]["lost_seconds"] > 0.0, plan
+    (kept,) = document(f"{words} hybrid:tensor=2", capsys)["plans"]
+    assert kept["failures"]["lost_seconds"] == 0.0
 
 
 def test_prices_have_their_day(capsys: pytest.CaptureFixture[str]) -> None:

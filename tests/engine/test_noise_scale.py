@@ -103,8 +103,8 @@ def test_the_slowest_rank_says_how_often() -> None:
     meter.collect([sent(True, 0.1 * MEASURING.share, 0, 0), sent(True, 4 * MEASURING.share, 0, 0)])
     assert [step for step in range(2, 15) if began(meter, step)] == [6, 10, 14]
     assert began(meter, 3)  # after `resume` steps may have gone back
-    for _ in range(MEASURING.latest):
-        meter.collect([sent(True, 0.9, 0, 0)])
+    for count in range(MEASURING.latest):
+        meter.collect([sent(True, 0.9, 0, count)])
     assert [step for step in range(4, 500) if began(meter, step)] == [103, 203, 303, 403]
 
 
@@ -123,3 +123,14 @@ def test_one_that_was_not_asked_for_does_nothing() -> None:
     meter = NoiseMeter()
     assert not began(meter, 0) and meter.take() == () and meter.scale() is None
     meter.collect([(), ()])
+
+
+def test_numbers_that_are_seen_again_count_once() -> None:
+    """As where one rank works alone, which asks for them a step later."""
+    meter = NoiseMeter(asked=True)
+    for measured in ((1.0, 0.01, 2.0, 3.0), (1.0, 0.02, 4.0, 5.0), (0.0,) * 4):
+        for _ in range(2):
+            meter.collect([sent(bool(measured[0]), *measured[1:])])
+    found = meter.scale()
+    assert found is not None and found.steps == 2
+    assert (found.squared_gradient, found.trace) == (3.0, 4.0)

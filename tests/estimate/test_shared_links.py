@@ -3,28 +3,20 @@
 from functools import cache
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import recorded
 from synchromesh.cost.timeline import Spans, Timeline, Timelines
-from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.estimate.shared_links import SharedLinks
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
-from synchromesh.trace.capture.capture import trace
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.topology import Level
+from tests.estimate.sessions import session_of, stack
 
-ROWS = 32
-
-
-def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    return F.mse_loss(model(batch), batch)
+ALL = SharedLinks.ALL
 
 
 def racks(over: float, devices: int = 1, lanes: int = 1) -> Cluster:
@@ -38,12 +30,7 @@ def racks(over: float, devices: int = 1, lanes: int = 1) -> Cluster:
 
 @cache
 def session(cluster: Cluster) -> PlanningSession:
-    torch.manual_seed(0)
-    layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.ReLU())]
-    model = nn.Sequential(*layers)
-    step = trace(model, loss, torch.zeros(ROWS, 256), training=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return PlanningSession(DatasheetFacts.of(step, model, optimizer, ROWS, cluster))
+    return session_of(stack(256), 256, cluster)
 
 
 def placed(cluster: Cluster, text: str) -> tuple[PlannedStep, Profile]:
@@ -68,7 +55,7 @@ def test_messages_and_sums_share_a_hosts_link() -> None:
     its messages to the other stage; in that direction they halve each other."""
     cluster = racks(1.0)
     links = SharedLinks(cluster, placed(cluster, STAGES)[0])
-    sums, there, back = (0, Pattern(2, 1)), (0, ("F", 0, 1)), (0, ("B", 0, 1))
+    sums, there, back = (0, Pattern(2, 1)), (ALL, ("F", 0, 1)), (ALL, ("B", 0, 1))
     assert links.shares(frozenset([sums])) == {sums: 1.0}
     assert links.shares(frozenset([there, back])) == {there: 1.0, back: 1.0}
     assert links.shares(frozenset([sums, there])) == {sums: 0.5, there: 0.5}
@@ -81,10 +68,26 @@ def test_a_narrow_uplink_takes_from_what_crosses_it_alone() -> None:
     Beside them sums inside the rack get what they leave of a host's link, the other half."""
     cluster = racks(4.0)
     links = SharedLinks(cluster, placed(cluster, STAGES)[0])
-    sums, there = (0, Pattern(2, 1)), (0, ("F", 0, 1))
+    sums, there = (0, Pattern(2, 1)), (ALL, ("F", 0, 1))
     shares = links.shares(frozenset([sums, there]))
     assert shares[there] == pytest.approx(1.0)  # of its own speed, a quarter of a host's link
     assert shares[sums] == pytest.approx(0.75)
+
+
+def test_sums_over_two_stages_share_links_too() -> None:
+    """The first layer is the last one, too, so that all four hosts sum its gradient, through the
+    uplinks that messages take."""
+    cluster, layers = racks(4.0), stack(256)
+    asked = session_of([*layers, layers[0]], 256, cluster)
+    candidate, known = asked.priced(Plan.parse(STAGES), None)
+    assert candidate.time is not None and known is not None, candidate.reason
+    planned = planned_step(asked.partitions, candidate.plan)
+    links, sums = SharedLinks(cluster, planned), Pattern(4, 1)
+    assert links.lane(0, sums) == links.lane(1, sums) == (ALL, sums)
+    both = links.shares(frozenset([(ALL, sums), (ALL, ("F", 0, 1))]))
+    assert both[ALL, sums] < 1.0 and both[ALL, ("F", 0, 1)] < 1.0
+    shared = recorded(planned, known, 1, links).time.seconds
+    assert shared >= recorded(planned, known, 1, Free()).time.seconds * (1 - 1e-9)
 
 
 class Free:

@@ -6,39 +6,23 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import norm
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from synchromesh import catalogue
 from synchromesh.cost.step_time import Recorded, StepTime, recorded
 from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
-from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
 from synchromesh.simulator.replay import Replay, Variation
 from synchromesh.simulator.step import simulated, trace_events
-from synchromesh.trace.capture.capture import trace
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern
-
-ROWS = 32
-
-
-def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    return F.mse_loss(model(batch), batch)
+from tests.estimate.sessions import session_of, stack
 
 
 @cache
 def session(devices: int) -> PlanningSession:
-    torch.manual_seed(0)
-    layers = [m for _ in range(4) for m in (nn.Linear(64, 64), nn.ReLU())]
-    model = nn.Sequential(*layers)
-    step = trace(model, loss, torch.zeros(ROWS, 64), training=True)
-    optimizer = torch.optim.AdamW(model.parameters())
-    cluster = catalogue.cluster(f"v100x{devices}-ethernet25")
-    return PlanningSession(DatasheetFacts.of(step, model, optimizer, ROWS, cluster))
+    return session_of(stack(64), 64, catalogue.cluster(f"v100x{devices}-ethernet25"))
 
 
 def drawn(chance: random.Random) -> tuple[int, str]:
