@@ -140,11 +140,10 @@ class Times:
         return max((self.speedup(n, critical), n) for n in self.data)
 
     def best_hybrid(self, critical: float) -> tuple[float, int, int]:
-        """The highest of hybrids, with M and N."""
-        return max(
-            (self.hybrid_speedup(m, n, critical), m, n) for m, its in self.hybrid.items()
-            for n in its
-        )  # fmt: skip
+        """The highest of hybrids, with M and N; 0 where no worker fits."""
+        found = ((self.hybrid_speedup(m, n, critical), m, n)
+                 for m, its in self.hybrid.items() for n in its)  # fmt: skip
+        return max(found, default=(0.0, 0, 0))
 
     def gain(self, critical: float) -> float:
         """Of the best hybrid over the best data parallelism, whatever their devices."""
@@ -246,6 +245,11 @@ def studied(steps: Steps, name: str, network: str, claimed: float | None) -> dic
     }  # fmt: skip
 
 
+def plain(found: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has it."""
+    return {**found, "times": vars(found["times"])}
+
+
 def said(found: Mapping[str, Any]) -> str:
     """The answer for a workload in a sentence."""
     times: Times = found["times"]
@@ -292,7 +296,8 @@ def tables(found: Sequence[Mapping[str, Any]]) -> Iterator[PageTable]:
             cross = times.crossing(critical)
             rows.append((
                 one["workload"], one["network"], f"{critical:,.0f}", f"{data:.1f} on {n:,}",
-                f"{best:.1f} on {workers * m:,} ({times.worker[m]})", f"{best / data - 1:+.1%}",
+                f"{best:.1f} on {workers * m:,} ({times.worker.get(m, 'none fits')})",
+                f"{best / data - 1:+.1%}",
                 "none" if cross is None else f"{cross:,}",
             ))  # fmt: skip
     heading = (
@@ -368,7 +373,7 @@ def main() -> None:
     if args.output:
         write(args.output, page(found))
     if args.json:
-        print(json.dumps([{**one, "times": vars(one["times"])} for one in found]))
+        print(json.dumps([plain(one) for one in found]))
         return
     for table in tables(found):
         print(

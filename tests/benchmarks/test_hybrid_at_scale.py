@@ -1,10 +1,13 @@
 """The inequality of hybrids at scale, on drawn seconds of steps."""
 
+import json
 import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from benchmarks.hybrid_at_scale import Times
+from benchmarks.hybrid_at_scale import Steps, Times, page, plain, said, studied
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -31,3 +34,25 @@ def test_the_speedups_by_hand() -> None:
     assert times.gain(32.0) == pytest.approx(1.25 / (2 / 1.25 / 1.5) - 1.0)
     assert times.crossing(32.0) == 2
     assert not times.wins(2, 1, 1e9, own=True)  # a batch costs nothing: 1.6 times as quick
+
+
+def study(times: Times) -> dict[str, Any]:
+    known = cast(Steps, SimpleNamespace(times=lambda network: times))
+    return studied(known, "Net", "ethernet25", 0.1)
+
+
+def test_the_answer_comes_first_on_the_page() -> None:
+    numbers = [1 << k for k in range(7)]
+    hybrid = {2: {n: 0.6137 + 0.0113 * n for n in numbers[:-1]}}
+    found = study(Times(32, {n: 1 + 0.02 * n for n in numbers}, hybrid, {2: "tensor"}))
+    assert found["identity_fails"] == 0 and found["cases"] == len(hybrid[2]) * len(found["gains"])
+    assert "10.0% follows from these steps for critical batches up to" in said(found)
+    shown = page([found])
+    assert shown.index("A hybrid reaches the target sooner") < shown.index("Nothing was run")
+    assert json.loads(json.dumps(plain(found)))["times"]["rows"] == 32
+
+
+def test_without_a_worker_that_fits_no_hybrid_wins() -> None:
+    found = study(Times(32, {1: 1.0, 2: 1.1}, {}))
+    assert found["wins"] == 0 and "no hybrid reaches the target sooner" in said(found)
+    assert "No hybrid fits." in page([found])
