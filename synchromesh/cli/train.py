@@ -77,9 +77,9 @@ COMMAND = command(
     option("--trace-steps", type=span, metavar="A-B",
            help="steps that are recorded for `synchromesh trace`; default: one, the "
            "twentieth"),
-    option("--lr-rule", choices=("none", "linear", "sqrt"),
-           help="learning rates for --batch-size: the workload's times B / B_0, or its square "
-           "root, B_0 being its own batch; default none"),
+    option("--lr-rule", choices=("none", "linear", "sqrt", "adascale"),
+           help="learning rates for --batch-size: the workload's times B / B_0, its square root "
+           "or AdaScale's gain, B_0 being its own batch; default none"),
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
     option("--noise-scale", action="store_true",

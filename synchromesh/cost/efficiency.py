@@ -33,6 +33,15 @@ def efficiency(noise_scale: float, batch: float, base: float) -> float:
     return (noise_scale + base) / (noise_scale + batch)
 
 
+def gain(noise_scale: float, batch: float, base: float) -> float:
+    """Updates of `base` rows that one of `batch` is worth, from 1 to B / B_0 where it is larger:
+
+    r  =  (tr S / B_0 + |G|^2) / (tr S / B + |G|^2)  =  B / B_0 EFFICIENCY(B),   phi = tr S / |G|^2
+
+    AdaScale's gain (Johnson et al. 2020, arXiv 2007.05105, section 3.1)."""
+    return batch / base * efficiency(noise_scale, batch, base)
+
+
 def goodput(samples_per_second: float, noise_scale: float, batch: float, base: float) -> float:
     """GOODPUT, in samples a second of a batch of `base` rows."""
     return samples_per_second * efficiency(noise_scale, batch, base)

@@ -70,6 +70,13 @@ class NoiseScale:
     measured_share: float = 0.0
     reason: str = ""
 
+    @property
+    def known(self) -> float | None:
+        """What decisions are made by: at least so much, where no value is known."""
+        if self.steps < MEASURING.least:
+            return None
+        return self.low if self.value is None else self.value
+
 
 class NoiseAverages:
     """Averages of both moments over steps, and the quotient of these: that of one step divides by
@@ -159,7 +166,7 @@ class NoiseMeter:
         self._trained = 1  # entries of all that are trained
         self._own: tuple[BlockGradient, ...] = ()
         self._averages, self._share = NoiseAverages(), 0.0  # of which share of all entries
-        self._last, self._every = -inf, 1
+        self._last, self._every, self._at_once = -inf, 1, MEASURING.least
         self._costs: deque[float] = deque(maxlen=MEASURING.latest)  # shares of a step's time
         self._hooks: list[Any] = []
         self._collected: Sequence[tuple[int, ...]] = ()
@@ -203,13 +210,16 @@ class NoiseMeter:
             )
         if entries != self._entries:
             self._entries, self._share, self._averages = dict(entries), 0.0, NoiseAverages()
+            self._at_once = MEASURING.least
 
     def begin(self, steps: int) -> None:
         """Before the first backward of an accumulation; measures it if its turn has come. steps:
-        that were done."""
-        if not self.asked or self._why or 0 <= steps - self._last < self._every:
+        that were done. The first ones are measured one after the other."""
+        every = 1 if self._at_once else self._every
+        if not self.asked or self._why or 0 <= steps - self._last < every:
             return
         self.abandon()
+        self._at_once = max(0, self._at_once - 1)
         self._open, self._last, self._began = True, steps, perf_counter()
         self._hooks = [
             of.leaf.register_hook(self._hook(number, of))

@@ -80,7 +80,10 @@ class Execution:
             refuse_lost_attributes(model.module)
         require_alike(world.everyone, {"whether the noise scale is measured": options.noise_scale})
         if why := unmeasurable(step, options, model, losses.several):
-            raise ValueError(f"the noise scale cannot be measured: {why}; leave noise_scale out")
+            raise ValueError(
+                f"the noise scale cannot be measured: {why}; leave noise_scale out, and batch "
+                "sizes and learning rates that depend on it"
+            )
         planning.memory.limit()
         if options.weights is None:
             self.state.compare_first()

@@ -30,12 +30,13 @@ from synchromesh.training.trainer import Trainer
 from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
+from synchromesh.workloads.learning_rate import ScaledRate
 
 
 def prepare(
     model: nn.Module, optimizer: Optimizer | Mapping[str, Optimizer],
     loss: Loss | Mapping[str, Loss], example_batch: Any,
-    plan: Plan | str = "auto", *, scheduler: LRScheduler | None = None, seed: int = 0,
+    plan: Plan | str = "auto", *, scheduler: LRScheduler | ScaledRate | None = None, seed: int = 0,
     sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
     device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
@@ -98,12 +99,16 @@ def prepare(
         _compare_ranks(world.everyone, wrapped, chosen, optimizer, seed, example_batch)
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
-        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom, noise_scale)
+        rates = scheduler if isinstance(scheduler, ScaledRate) else None
+        measured = noise_scale or (rates is not None and rates.rate.rule == "adascale")
+        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom, measured)
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         turns = NamedLosses(losses, optimizer, wrapped)
         trainer = Trainer(wrapped, optimizer, turns, example, chosen, world, options)
         trainer.scheduler = scheduler
+        if rates is not None:
+            rates.noise_scale = lambda: noise.known if (noise := trainer.noise_scale) else None
         wrapped.block()
         return trainer
     except BaseException:
@@ -275,7 +280,7 @@ def _check_hooks(model: Model, world: World) -> None:
         )
 
 
-def _check_scheduler(scheduler: LRScheduler, optimizer: Optimizer) -> None:
+def _check_scheduler(scheduler: LRScheduler | ScaledRate, optimizer: Optimizer) -> None:
     kind = type(scheduler).__name__
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(

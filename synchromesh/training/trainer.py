@@ -43,6 +43,7 @@ from synchromesh.training.execution import Execution
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
+from synchromesh.workloads.learning_rate import ScaledRate
 
 
 class Trainer:
@@ -60,7 +61,7 @@ class Trainer:
         world: World, options: Options,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
-        self.scheduler: LRScheduler | None = None
+        self.scheduler: LRScheduler | ScaledRate | None = None
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import IterableDataset, TensorDataset
 
+from synchromesh.cost.efficiency import gain
 from synchromesh.workloads.learning_rate import RateFactor, ScaledRate, scaled
 from synchromesh.workloads.workload import Workload
 
@@ -54,16 +55,63 @@ def rates(of: Workload, steps: int, again: int | None = None) -> list[float]:
 def test_what_the_scheduler_says_is_multiplied(
     rule: str, factor: float, scheduler: Any, again: int | None
 ) -> None:
-    alone = rates(workload(256, scheduler), 9)
+    """The scheduler's updates are those of 64 rows: four of them are one of 256."""
+    alone = rates(workload(256, scheduler), 33)[::4]
     made, rate = scaled(workload(256, scheduler), rule, base=64)
-    assert rate == RateFactor(factor, 0, rule)
+    assert rate == RateFactor(rule, 64, 256) and rate.factor == factor
     assert rates(made, 9, again) == pytest.approx([factor * x for x in alone])
+
+
+@pytest.mark.parametrize("again", [None, 5])
+def test_a_scheduler_has_as_many_epochs_with_parts_of_a_batch(again: int | None) -> None:
+    """48 rows are three quarters of an update: of every four one leaves the schedule."""
+    alone = rates(workload(48, lambda o: LambdaLR(o, lambda n: 1 / (1 + n))), 9)
+    made, _ = scaled(workload(48, lambda o: LambdaLR(o, lambda n: 1 / (1 + n))), "linear", 64)
+    places = [3 * n // 4 for n in range(9)]
+    assert rates(made, 9, again) == pytest.approx([0.75 * alone[at] for at in places])
+
+
+def test_adascale_multiplies_by_its_gain_and_goes_on_by_it() -> None:
+    """phi = 192, B_0 = 64, B = 192: r = (3 + 1) / (1 + 1) = 2, of at most 3."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    inner = LambdaLR(optimizer, lambda n: 1 / (1 + n))
+    rate = ScaledRate(optimizer, inner, RateFactor("adascale", 64, 192))
+    assert rate.factor == 1.0  # nothing is known
+    rate.noise_scale = lambda: 192.0
+    optimizer.step()
+    rate.step()
+    assert inner.last_epoch == 2 and rate.get_last_lr() == pytest.approx([2 * 0.1 / 3])
+    rate.resize(64)
+    assert rate.factor == 1.0 and rate.get_last_lr() == pytest.approx([0.1 / 3])
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 5.0, 1e3, 1e12])
+def test_gains_lie_between_one_and_the_growth_of_the_batch(noise: float) -> None:
+    for base in (1, 7, 64):
+        assert gain(noise, base, base) == pytest.approx(1.0, abs=1e-15) if noise else True
+        for times in (2, 5, 64):
+            trace, squared = noise, 1.0
+            r = (trace / base + squared) / (trace / (times * base) + squared)  # the paper's
+            assert gain(noise, times * base, base) == pytest.approx(r, rel=1e-12)
+            assert 1.0 - 1e-12 <= r <= times
+
+
+def test_rates_follow_a_batch_that_changes_and_can_be_lowered() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    rate = ScaledRate(optimizer, None, RateFactor("linear", 64, 64))
+    rate.resize(256)
+    assert rate.get_last_lr() == pytest.approx([0.4])
+    rate.resize(256, lowered=2.5)
+    assert rate.get_last_lr() == pytest.approx([0.16])
+    again = ScaledRate(optimizer, None, RateFactor("linear", 64, 64))
+    again.load_state_dict(rate.state_dict())
+    assert (again.batch, again.factor) == (256, pytest.approx(1.6))
 
 
 def test_a_warm_up_grows_evenly_from_the_rate_that_was_chosen() -> None:
     """1,000 rows in batches of 250: four steps an epoch, six in one and a half."""
     made, rate = scaled(workload(250), "linear", base=50, warm_up=1.5)
-    assert rate == RateFactor(5.0, 6, "linear", 1.5)
+    assert rate == RateFactor("linear", 50, 250, 6, 1.5)
     assert "5 times the workload's (linear, reached in 6 steps)" in str(rate)
     expected = [0.1 * (1 + 4 * n / 6) for n in range(7)] + [0.5]
     assert rates(made, 8) == pytest.approx(expected)
@@ -71,7 +119,7 @@ def test_a_warm_up_grows_evenly_from_the_rate_that_was_chosen() -> None:
 
 def test_without_a_rule_the_workload_is_as_it_was() -> None:
     asked = workload(256)
-    assert scaled(asked, "none", base=64) == (asked, RateFactor())
+    assert scaled(asked, "none", base=64) == (asked, RateFactor("none", 64, 256))
     same, rate = scaled(workload(64), "linear", base=64)
     assert rate.factor == 1.0 and rates(same, 3) == [0.1] * 3
 
@@ -79,7 +127,7 @@ def test_without_a_rule_the_workload_is_as_it_was() -> None:
 def test_a_rate_may_be_a_tensor() -> None:
     rate = torch.tensor(0.1)
     optimizer = torch.optim.Adam(nn.Linear(2, 1).parameters(), lr=rate, foreach=False)
-    ScaledRate(optimizer, None, RateFactor(2.0)).step()
+    ScaledRate(optimizer, None, RateFactor("linear", 1, 2)).step()
     assert optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.2)
 
 
