@@ -103,6 +103,12 @@ class Display:
         self._title, self._last = title, time.monotonic()
         self._of = "" if steps is None else f"/{steps}"
 
+    def resize_epoch(self, steps: int | None) -> None:
+        """The epoch that goes on has so many steps, for batches have other rows."""
+        if self._bar is not None:
+            self._bar.update(self._task, total=steps)
+        self._of = "" if steps is None else f"/{steps}"
+
     def step(self, done: int, loss: float | None) -> None:
         """`loss` is known at some steps only: to read it waits for the device."""
         if self._bar is not None:

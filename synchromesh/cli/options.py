@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from synchromesh.cli.command import Argument, either, option, together
 from synchromesh.cli.completion import targets
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -111,13 +112,39 @@ JSON = option("--json", action="store_true",
               help="one document on stdout, everything else on stderr")  # fmt: skip
 
 
-def target(required: bool = True) -> Argument:
+def rows(text: str) -> int | BatchRange:
+    """Of a batch: a number, or what it may become while training."""
+    if not text.startswith("auto"):
+        return positive(text)
+    try:
+        return BatchRange.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def schedule(text: str) -> BatchSchedule:
+    """Of batches that grow behind epochs."""
+    try:
+        return BatchSchedule.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def target(required: bool = True, changing: bool = False) -> Argument:
+    """changing: whether batches may change."""
+    help_, grows = (
+        "rows of a global batch (the workload's)",
+        (
+            "; `auto` or `auto:MIN-MAX`: that of most samples a second, each counted by what the "
+            "gradient noise scale, which is measured, says that it is worth; reconsidered as that grows"
+        ),
+    )
     return together(
         option("target", metavar="TARGET", nargs=None if required else "?", completer=targets,
                help="a bundled workload, or path/to/file.py:function"),
         option("--data", metavar="DIR", help="folder of a bundled workload's data"),
-        option("--batch-size", type=positive, metavar="N",
-               help="rows of a global batch (the workload's)"),
+        option("--batch-size", type=rows if changing else positive, metavar="N",
+               help=help_ + grows * changing),
     )  # fmt: skip
 
 

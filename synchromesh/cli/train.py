@@ -12,6 +12,7 @@ from synchromesh.cli.command import command, either, option
 from synchromesh.launcher.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
 from synchromesh.values.extras import require
 from synchromesh.values.plan import Plan
 
@@ -55,7 +56,8 @@ COMMAND = command(
     "train", main, "trains a workload under a plan",
     "Trains a workload on local processes or, started by torchrun, as one rank of its group. "
     "SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
-    options.target(), options.plan_and_seed(), options.BF16, options.HEADROOM, options.nproc(),
+    options.target(changing=True), options.plan_and_seed(), options.BF16, options.HEADROOM,
+    options.nproc(),
     either(
         option("--epochs", type=options.positive, metavar="N", help="the workload's"),
         option("--steps", type=options.positive, metavar="N", help="updates, in all"),
@@ -79,7 +81,11 @@ COMMAND = command(
            "twentieth"),
     option("--lr-rule", choices=("none", "linear", "sqrt", "adascale"),
            help="learning rates for --batch-size: the workload's times B / B_0, its square root "
-           "or AdaScale's gain, B_0 being its own batch; default none"),
+           "or AdaScale's gain, B_0 being its own batch; default none, for batches that change "
+           "adascale with SGD, else sqrt"),
+    option("--batch-schedule", type=options.schedule, metavar="EPOCH:xTIMES,...",
+           help="batches grow behind these epochs, as 30:x5,60:x5, in place of a rate that "
+           "decays, as far as memory and data allow; then the rate is lowered"),
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
     option("--noise-scale", action="store_true",
@@ -123,7 +129,8 @@ class Asked:
     def job(self) -> Job:
         """The job, with the workload that TARGET names; every fault that shows without ranks."""
         args, before = self.args, self.before
-        (workload, rate), adapts = _workload(args, before), args.adapt
+        batches = _batches(args, before)
+        (workload, rate), adapts = _workload(args, before, batches), args.adapt
         if adapts is None:  # where nobody said which plan it should be, now or when the run began
             adapts = self.plan.automatic or (args.plan is None and bool(before.get("adapt")))
         return Job(
@@ -134,7 +141,7 @@ class Asked:
             bf16=bool(before.get("bf16") if args.bf16 is None else args.bf16),
             adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
-            patience=args.patience, noise_scale=args.noise_scale, rate=rate,
+            patience=args.patience, noise_scale=args.noise_scale, rate=rate, batches=batches,
         )  # fmt: skip
 
 
@@ -161,11 +168,25 @@ def _begins() -> bool:
     return not launched() and ranks.first() and not again
 
 
+def _batches(
+    args: argparse.Namespace, before: dict[str, Any]
+) -> BatchRange | BatchSchedule | None:
+    """That change while training; a resumed run's, where nothing else is said."""
+    chosen: BatchRange | BatchSchedule | None = args.batch_schedule
+    if isinstance(args.batch_size, BatchRange):
+        if chosen is not None:
+            raise ValueError("--batch-size auto and --batch-schedule exclude each other")
+        chosen = args.batch_size
+    if chosen is None and before.get("batches") and not args.batch_size:
+        chosen = batches_of(before["batches"])
+    return chosen
+
+
 def _workload(
-    args: argparse.Namespace, before: dict[str, object]
+    args: argparse.Namespace, before: dict[str, object], batches: object
 ) -> "tuple[Workload, RateFactor]":
     """And by what its learning rates are multiplied."""
-    from synchromesh.workloads.learning_rate import scaled
+    from synchromesh.workloads.learning_rate import scaled, usual_rule
     from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data)
@@ -174,13 +195,15 @@ def _workload(
         raise ValueError(
             f"--resume {args.resume}: that run trained {before['workload']}, not {workload.name}"
         )
-    size = args.batch_size or before.get("batch_size")
+    asked = None if isinstance(args.batch_size, BatchRange) else args.batch_size
+    size = asked or before.get("batch_size")
     if isinstance(size, int):
         workload = replace(workload, batch_size=size)
     workload.check_batch()
-    rule = args.lr_rule or str(before.get("lr_rule", "none"))
+    usual = usual_rule(workload) if isinstance(batches, BatchRange) else "none"
+    rule = args.lr_rule or str(before.get("lr_rule", usual))
     warm_up = before.get("warm_up", 0.0) if args.warm_up is None else args.warm_up
-    return scaled(workload, rule, chosen_for, float(str(warm_up)))
+    return scaled(workload, rule, chosen_for, float(str(warm_up)), batches is not None)
 
 
 def _folder(args: argparse.Namespace, workload: "Workload", resumed: Resumed | None) -> RunFolder:

@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,8 +21,10 @@ from synchromesh.runs.trainer_events import StepLog, layout_in_force, started
 from synchromesh.runs.utilisation import Utilisation
 from synchromesh.runs.watches import StepWatch
 from synchromesh.training import events
+from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.events import FitEvent
-from synchromesh.training.loop import SIGNALS, fit
+from synchromesh.training.loop import fit
+from synchromesh.training.stop import SIGNALS
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
 from synchromesh.values.fields import to_plain
@@ -37,7 +40,7 @@ def train(job: Job, document: TextIO | None) -> int:
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
             autocast=options.precision(job.bf16), headroom=job.headroom, keep=job.keep,
-            best=job.best, patience=job.patience, noise_scale=job.noise_scale,
+            best=job.best, patience=job.patience, noise_scale=job.noise_scale, batches=job.batches,
             on_event=report.take, say=display.say,
         )  # fmt: skip
     finally:
@@ -73,7 +76,7 @@ class _Report:
             events.EpochTrained: self._epoch_trained, events.EpochEnded: self._epoch_ended,
             events.Saved: self._saved,
             events.NotSaved: self._not_saved, events.Interrupted: self._interrupted,
-            events.Finished: self._finished, Decision: self._decided,
+            events.Finished: self._finished, Decision: self._decided, BatchChange: self._resized,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -145,6 +148,8 @@ class _Report:
             }  # fmt: skip
             if job.rate is not None:
                 asked |= {"lr_rule": job.rate.rule, "warm_up": job.rate.epochs}
+            if job.batches is not None:
+                asked |= {"batches": str(job.batches)}
             self._write(lambda: self.folder.write(asked, trainer.plan.to_yaml()))
 
     def _predict(self, trainer: Trainer) -> None:
@@ -252,6 +257,29 @@ class _Report:
             f"{pause if decision.switched else ''}"
         )
 
+    def _resized(self, change: BatchChange) -> None:
+        """Batches have other rows, with the plan and the learning rate that go with them."""
+        assert self.trainer is not None
+        self._log(logged.BatchSizeChanged.saying(change.to_dict()))
+        self._decided_in_step = True
+        sizes = self.trainer.adaptation.batches
+        if self.epoch is not None and self.epoch.length is not None and sizes is not None:
+            length = self.done + 1 + len(sizes.loader)
+            self.epoch = replace(self.epoch, length=length)
+            self.display.resize_epoch(length)
+        if change.plan_to != change.plan_from:
+            self._note_plan(self.trainer)
+            self._log(layout_in_force(self.trainer))
+        worth = (change.goodput_before, change.goodput_after)
+        before, after = (shown("{:,.0f}", goodput) for goodput in worth)
+        goodput = "" if worth[1] is None else f"; goodput {before} -> {after} rows/s"
+        moved = change.plan_to != change.plan_from
+        self.display.say(
+            f"step {change.step}: {change.reason}; batches of {change.after:,} rows, "
+            f"{change.before:,} before{goodput}; {'switched to' if moved else 'kept the plan'} "
+            f"{change.plan_to}; learning rate {change.learning_rate:.4g}; {change.seconds:.1f} s"
+        )
+
     def _epoch_ended(self, event: events.EpochEnded) -> None:
         assert self.trainer is not None and self.steps is not None
         used = self.trainer.world.everyone.all_gather_json(self.share)
@@ -302,6 +330,7 @@ class _Report:
             "switches": [d.to_dict() for d in result.decisions if d.switched],
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
             "noise_scale": to_plain(result.noise_scale),
+            "batch_sizes": [change.to_dict() for change in result.batch_sizes],
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:

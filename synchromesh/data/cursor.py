@@ -79,6 +79,7 @@ class Cursor:
     position: int = 0
     stream: StreamPlace | None = None
     samples: int | None = None  # of the data set, where a checkpoint says it
+    batch_size: int | None = None  # that was chosen while training, where a checkpoint says it
     MOST: ClassVar[int] = 2**63  # of a number in a document
 
     def order(self, samples: int, shuffle: bool = True) -> Tensor:
@@ -100,23 +101,23 @@ class Cursor:
 
     def to_dict(self) -> dict[str, Any]:
         place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
-        if self.samples is not None:
-            place["samples"] = self.samples
+        said = {"samples": self.samples, "batch_size": self.batch_size}
+        place |= {name: number for name, number in said.items() if number is not None}
         return place if self.stream is None else {**place, "stream": self.stream.to_dict()}
 
     @classmethod
     def from_dict(cls, value: Any, name: str = "cursor") -> "Cursor":
         """The inverse of `to_dict`. ValueError for anything else; `name` is what it calls it."""
         keys = ("seed", "epoch", "position")
-        item = document.mapping(value, name, (*keys, "samples", "stream"), keys)
+        item = document.mapping(value, name, (*keys, "samples", "batch_size", "stream"), keys)
         least = {"seed": -cls.MOST, "epoch": 0, "position": 0}
         numbers = {k: document.integer(item[k], f"{name}: {k}", least[k], cls.MOST) for k in keys}
         place = item.get("stream")
         stream = None if place is None else StreamPlace.from_dict(place, f"{name}: stream")
-        samples = item.get("samples")
-        if samples is not None:
-            samples = document.integer(samples, f"{name}: samples", 0, cls.MOST)
-        return cls(**numbers, stream=stream, samples=samples)
+        for key, least_of in {"samples": 0, "batch_size": 1}.items():
+            if item.get(key) is not None:
+                numbers[key] = document.integer(item[key], f"{name}: {key}", least_of, cls.MOST)
+        return cls(**numbers, stream=stream)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A loader: this rank's rows of each global batch, from a cursor on."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -64,7 +64,7 @@ class Loader:
         self.dataset, self.batch_size, self.rows_of = dataset, batch_size, rows_of
         self.cursor, self.batching = cursor or Cursor(), batching or Batching()
         self.loading, self.agree = loading or Loading(), agree
-        self.rows = 0
+        self.rows, self.chosen = 0, False  # chosen: the batch size changes while training
         self.handed_out: Callable[[Loader], object] = lambda _: None  # called with each batch
         self.stream = is_stream(dataset)
         shuffle = self.batching.shuffle
@@ -113,9 +113,16 @@ class Loader:
             return -(-self.cursor.position // self.batch_size)
         return self.batches - len(self)
 
-    def last(self, done: int) -> bool:
-        """Whether the epoch is known to end behind `done` batches; of a stream it never is."""
-        return not self.stream and done == self.batches
+    @property
+    def last(self) -> bool:
+        """Whether the epoch is known to end behind this batch; of a stream it never is."""
+        return not self.stream and not len(self)
+
+    @property
+    def said(self) -> Cursor:
+        """The cursor as a checkpoint has it."""
+        size = self.batch_size if self.chosen else None
+        return replace(self.cursor, samples=self.samples, batch_size=size)
 
     @property
     def place(self) -> str:
@@ -137,13 +144,13 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         start = self.cursor
-        source = self._stream_source() if self.stream else self._sample_source()
+        source, size = self._source(), self.batch_size
         while not source.ended:
             for request, reading in self._fetch.readings(
                 source.requests(), self._workers(source), self._drawn_from(source.cursor)
             ):
-                if request.rows != self._own_rows(request.size):
-                    break  # the plan has changed since it was read: again from here on
+                if self.batch_size != size or request.rows != self._own_rows(request.size):
+                    break  # either has changed since it was read: again from here on
                 taken = source.take(request, reading)
                 if taken is not None:
                     batch, self.rows = taken
@@ -154,6 +161,8 @@ class Loader:
                     yield batch
                 if source.ended:
                     break
+            if self.batch_size != size and not source.ended:
+                source, size = self._source(), self.batch_size
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
 
@@ -165,6 +174,10 @@ class Loader:
                 f"{'less than one batch' if self.batching.whole else 'nothing'} in epoch "
                 f"{start.epoch + 1}: each iter() of it should begin anew"
             )
+
+    def _source(self) -> StreamSource | SampleSource:
+        """From the cursor on, in batches of the present size."""
+        return self._stream_source() if self.stream else self._sample_source()
 
     def _sample_source(self) -> SampleSource:
         assert self.samples is not None

@@ -116,7 +116,7 @@ class Loaders:
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
-        places = [replace(x.cursor, samples=x.samples).to_dict() for x in self._made]
+        places = [x.said.to_dict() for x in self._made]
         if any("stream" in place for place in places):
             # a rank has the states of those substreams alone that it reads
             of_ranks = self._world.everyone.all_gather_json(places)
@@ -136,6 +136,8 @@ class Loaders:
     def _go_on(self, loader: Loader, place: Cursor) -> None:
         """The loader goes on at `place`; a warning where that was one in other data."""
         loader.cursor = replace(place, samples=None)
+        if loader.chosen and place.batch_size is not None:
+            loader.batch_size = place.batch_size
         if place.position and place.samples != loader.samples and not self._world.rank:
             caution(
                 f"the run was saved behind sample {place.position} of a data set of "

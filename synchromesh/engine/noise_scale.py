@@ -318,6 +318,11 @@ class NoiseMeter:
         if measured and isfinite(squared) and isfinite(trace):
             self._averages.add(squared, trace)
 
+    @property
+    def measured(self) -> int:
+        """Steps that count so far."""
+        return self._averages.steps
+
     def scale(self) -> NoiseScale | None:
         """What is known so far, equal on all ranks; None where it was not asked for."""
         if not self.asked:

@@ -244,6 +244,13 @@ class PlanDecided(RunEvent, name="adapt"):
     predicted_after: Seconds | None = None
 
 
+class BatchSizeChanged(RunEvent, name="batch size"):
+    """Batches have `to` rows from the step after `step` on, as `BatchChange.to_dict` has it."""
+
+    step: Count
+    to: Positive
+
+
 class SwitchMeasured(RunEvent, name="adapted"):
     """What steps take since a switch, as `Decision.to_dict` has it."""
 

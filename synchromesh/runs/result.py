@@ -21,6 +21,7 @@ from synchromesh.results.run import (
 )
 from synchromesh.results.study import StudyResults, StudySettings
 from synchromesh.runs.events import (
+    BatchSizeChanged,
     EpochMeasured,
     LayoutInForce,
     MemoryTracked,
@@ -40,7 +41,7 @@ READ: Mapping[str, type[RunEvent]] = {
     kind.name: kind
     for kind in (
         RunStarted, LayoutInForce, StepPredicted, PlanChosen, StepsTimed, StepsRecorded,
-        MemoryTracked, PlanDecided, EpochMeasured, RunEnded,
+        MemoryTracked, PlanDecided, BatchSizeChanged, EpochMeasured, RunEnded,
     )
 }  # fmt: skip
 
@@ -185,6 +186,8 @@ def _timed(call: Sequence[RunEvent], batch: int) -> TimedSteps:
     """Steps after warm-up, under the plan in force, that have all rows and are not special."""
     layouts = layouts_of(call)
     begin = 1 + (layouts[-1].step if layouts else 0)
+    for change in of_kind(BatchSizeChanged, call):
+        begin, batch = max(begin, change.step + 1), change.to
     for event in of_kind(StepsTimed, call)[:1]:
         begin = max(begin, event.first + RunResult.WARM_UP_STEPS)
     taken = [step for step in _steps(call) if step[0] >= begin and step[3] == batch]

@@ -26,12 +26,13 @@ from synchromesh.values import document
 
 if TYPE_CHECKING:
     from synchromesh.runs.events import RunEvent
+    from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
     from synchromesh.values.plan import Plan
     from synchromesh.workloads.learning_rate import RateFactor
     from synchromesh.workloads.workload import Workload
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
-ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt", "lr_rule", "warm_up")
+ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt", "lr_rule", "warm_up", "batches")
 
 
 def default(name: str) -> Path:
@@ -124,6 +125,7 @@ class RunFolder:
             "adapt": document.boolean(value.get("adapt", False), f"{path}: adapt"),
             "lr_rule": document.text(value.get("lr_rule", "none"), f"{path}: lr_rule"),
             "warm_up": document.number(value.get("warm_up", 0.0), f"{path}: warm_up", 0.0),
+            "batches": document.text(value.get("batches", ""), f"{path}: batches"),
         }
 
     def saved(self) -> list[Path]:
@@ -184,5 +186,6 @@ class Job:
     best: str | None = None
     noise_scale: bool = False  # whether it is measured
     rate: "RateFactor | None" = None  # of learning rates; None: the workload's own
+    batches: "BatchRange | BatchSchedule | None" = None  # that change while training
     patience: int | None = None
     command: tuple[str, ...] = ()  # the words of the command line

@@ -30,6 +30,8 @@ class TensorBoard:
                 self._draw(event.step, {f"epoch/{n}": x for n, x in values if n not in left_out})
             case events.NoiseScaleMeasured():
                 self._draw(event.step, {"noise_scale": event.value})
+            case events.BatchSizeChanged():
+                self._draw(event.step, {"batch_size": event.to})
             case events.StepsRecorded():
                 self._draw(event.steps[-1], {f"share/{n}": event.mean[n] for n in SHARES})
             case events.MemoryTracked():

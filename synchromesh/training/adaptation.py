@@ -1,4 +1,4 @@
-"""An adaptation: how the plan of a trainer changes while it trains.
+"""An adaptation: how the plan of a trainer, and its batches, change while it trains.
 
 Each rank's cost of a step travels with the rows of the next one, so that all ranks get to know
 the same table; costs of steps that say nothing of the plan (short batches, trials) are zero."""
@@ -6,16 +6,18 @@ the same table; costs of steps that say nothing of the plan (short batches, tria
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
 from synchromesh.adapt.live_run import LiveRun
 from synchromesh.checkpoint.switch import Moved
+from synchromesh.data.loader import Loader
 from synchromesh.planner.candidate import Candidate
+from synchromesh.training.batch_sizes import BatchChange, BatchSizes
 from synchromesh.training.execution import Execution
 from synchromesh.values.plan import Plan
+from synchromesh.workloads.learning_rate import ScaledRate
 
 NO_COST = (0, 0)
 
@@ -33,6 +35,7 @@ class Adaptation:
     def __init__(self, execution: Execution, switch: Callable[[Plan], Moved]) -> None:
         self._execution, self._switch = execution, switch
         self.adapter: Adapter | None = None
+        self.batches: BatchSizes | None = None
         self.cost: tuple[int, ...] = NO_COST
         self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
 
@@ -43,6 +46,11 @@ class Adaptation:
         candidates = planning.candidates() or (predict(),)
         self.adapter = Adapter(profile, candidates, time.monotonic())
         self.cost, self._sizes = NO_COST, deque(maxlen=self.LAST)
+
+    @property
+    def trying(self) -> bool:
+        """Whether plans are run for some steps each, to know what they take."""
+        return self.adapter is not None and self.adapter.phase.trying
 
     def collect(self, costs: Sequence[tuple[int, ...]]) -> Decision | None:
         """costs: of the last step, by rank. The last switch, once its effect is known."""
@@ -61,21 +69,39 @@ class Adaptation:
         adapter, active = self.adapter, self._execution.active
         if adapter is None:
             return None
-        plan, planning = active.plan, self._execution.planning
-        pieces = self._execution.pieces
+        planning, pieces = self._execution.planning, self._execution.pieces
         if self._resized(rows, planning.rows):
             adapter.resize(planning.rows, rows)
             planning.rows = rows
         if rows == planning.rows and pieces.chosen is not None:
             waited = min(waited, seconds)  # a wait may end after the clock was read
             self.cost = int((seconds - waited) * 1e6), int(waited * 1e6)
-        if pieces.possible and plan.pieces is None:
-            plan = replace(plan, pieces=pieces.chosen)  # as candidates are written
-        run = LiveRun(planning.facts(active.step), plan, active.partition, self._switch)
+        plan, facts = self._execution.plan, planning.facts(active.step)
+        run = LiveRun(facts, plan, active.partition, self._switch)
         decision = adapter.act(run, steps, to_come)
         if decision is not None and decision.measuring_seconds:
             self.cost = NO_COST  # of a plan that may be gone
         return decision
+
+    def sizes(self, loader: Loader, rates: object) -> BatchSizes:
+        """That change the batches of `loader`, the only one; rates: the trainer's scheduler."""
+        if self.batches is None:
+            scaled = rates if isinstance(rates, ScaledRate) else None
+            self.batches = BatchSizes(
+                self._execution, loader, self._switch, scaled, lambda: self.adapter
+            )
+        if self.batches.loader is not loader:
+            raise ValueError(
+                "batches of one loader change while training, and these are another's"
+            )
+        return self.batches
+
+    def resize(self, steps: int, to_come: int) -> BatchChange | None:
+        """Behind `note`: batches of another size, where the noise scale says so."""
+        change = None if self.batches is None else self.batches.note(steps, to_come)
+        if change is not None:
+            self.cost = NO_COST
+        return change
 
     def _resized(self, rows: int, planned: int) -> bool:
         """Whether plans should be made for global batches of `rows` rows, which the last one had,
@@ -92,5 +118,7 @@ class Adaptation:
     def restart(self) -> None:
         """Forgets what was noted of a plan that is gone, or of steps that come again."""
         self.cost = NO_COST
+        if self.batches is not None:
+            self.batches.restart()
         if self.adapter is not None:
             self.adapter.restart(self._execution.active.plan)

@@ -3,13 +3,15 @@
     Started   ( EpochStarted  ( StepDone ... Losses )*  EpochTrained  EpochEnded )*   Finished
 
 with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/decision.py) where the plan
-was reconsidered, and `Interrupted` where the run was asked to stop."""
+was reconsidered, a `BatchChange` (training/batch_sizes.py) where batches have changed, and
+`Interrupted` where the run was asked to stop."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 
@@ -115,6 +117,7 @@ class FitResult:
     checkpoint: Path | None  # the last one written
     stopped: str  # the cause where the run was stopped: SIGTERM, SIGINT, request; else empty
     noise_scale: NoiseScale | None = None  # of the gradient, where it was asked for
+    batch_sizes: tuple[BatchChange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,5 +130,5 @@ class Finished:
 
 FitEvent = (
     Started | EpochStarted | StepDone | Losses | EpochTrained | EpochEnded | Saved | NotSaved
-    | Interrupted | Decision | Finished
+    | Interrupted | Decision | BatchChange | Finished
 )  # fmt: skip

@@ -183,6 +183,13 @@ class Execution:
         self._active = new
         return moved
 
+    @property
+    def plan(self) -> Plan:
+        """The plan in force with its pieces, as candidates are written."""
+        plan, pieces = self.active.plan, self.pieces
+        unsaid = pieces.possible and plan.pieces is None
+        return replace(plan, pieces=pieces.chosen) if unsaid else plan
+
     def _programs(self, active: ActivePlan) -> Programs:
         return Programs(active, self.traces, self.state, self.streams, self.sharding)
 

@@ -1,16 +1,11 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
-import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -23,16 +18,17 @@ from synchromesh.engine.agreement import require_alike
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
+from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.prepare import prepare
+from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
 from synchromesh.values.caution import caution
 from synchromesh.values.plan import Plan
+from synchromesh.workloads.learning_rate import RateFactor, ScaledRate
 from synchromesh.workloads.workload import Workload, is_stream
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-REQUEST = "request"  # to stop, by the caller, where no signal is the cause
 
 
 def fit(
@@ -43,6 +39,7 @@ def fit(
     adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
+    batches: BatchRange | BatchSchedule | str | None = None,
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -56,6 +53,9 @@ def fit(
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
     autocast, headroom, noise_scale: as of `prepare`.
+    batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
+    grow behind epochs; default: all have the workload's batch size. Learning rates follow where
+    the workload's come of `scaled` (workloads/learning_rate.py).
     on_event: receives the values of training/events.py, on every rank.
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -70,23 +70,28 @@ def fit(
     functions = {"on_event": on_event, "stop": stop, "say": say}
     if faults := [*_faults(numbers, functions, autocast, checkpoints)]:
         raise ValueError(f"fit: {'; '.join(faults)}")
+    if isinstance(batches, str):
+        batches = batches_of(batches)
     by = Best.parse(best or ("" if workload.metric else "loss"))
     workload.check_batch()
     plan = checked_plan(plan)
     torch.manual_seed(seed)
     model = workload.build()
     optimizer = workload.build_optimizer(model.parameters())
+    scheduler = workload.build_scheduler(optimizer)
+    if batches is not None and not isinstance(scheduler, ScaledRate):
+        first = workload.batch_size
+        scheduler = ScaledRate(optimizer, scheduler, RateFactor("none", first, first))
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
-        scheduler=workload.build_scheduler(optimizer),
-        seed=seed, autocast=autocast, carry=workload.carry, headroom=headroom,
-        noise_scale=noise_scale, say=say,
+        scheduler=scheduler, seed=seed, autocast=autocast, carry=workload.carry,
+        headroom=headroom, noise_scale=noise_scale, say=say,
     )  # fmt: skip
     requests = Stop(trainer, stop)
     loop = _Loop(
         workload, trainer, requests, on_event or (lambda _: None), epochs or workload.epochs,
         steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed, by,
-        keep, patience,
+        keep, patience, batches,
     )  # fmt: skip
     adapts = plan.automatic if adapt is None else adapt
     with requests.on_signals():
@@ -115,48 +120,6 @@ def _faults(
             yield f"{name} needs a folder: checkpoints=..."
 
 
-class Stop:
-    """Requests to stop: asked of any rank, one ends the run on all at the same step boundary.
-    Every rank calls `ask` before a step and `answer` after it. requested: is asked before each."""
-
-    REPEATED_SECONDS: ClassVar = 1.0  # signals that come sooner after each other are one; chosen
-
-    def __init__(self, trainer: Trainer, requested: Callable[[], bool] | None = None) -> None:
-        self.trainer = trainer
-        self.received = 0  # the signal's number
-        self._received_at = 0.0
-        self._requested = requested or (lambda: False)
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Inside, SIGTERM and SIGINT ask for a stop and a second one ends this process at once;
-        but in another thread than the main one, where Python has no signal handlers. Whoever
-        signals all processes of a job, and a launcher that passes it on, are one request."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.received:
-            self.received, self._received_at = number, time.monotonic()
-        elif time.monotonic() > self._received_at + self.REPEATED_SECONDS:
-            os._exit(128 + number)
-
-    def ask(self) -> None:
-        self.trainer.stop_request = 2 * self.received + int(self._requested())
-
-    def answer(self) -> str:
-        """A signal's name that some rank had received before `ask`, or REQUEST; empty: go on."""
-        number, requested = divmod(self.trainer.agreed_stop_request, 2)
-        return signal.Signals(number).name if number else REQUEST if requested else ""
-
-
 @dataclass
 class _Loop:
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
@@ -173,6 +136,7 @@ class _Loop:
     by: Best
     keep: int | None  # checkpoints
     patience: int | None  # epochs
+    batches: BatchRange | BatchSchedule | None  # that change
     since: int = 0  # epochs without a better one
     stopped: str = ""  # what has stopped it
     saved: Path | None = None
@@ -192,7 +156,7 @@ class _Loop:
             "the best epoch": [self.by.name, self.by.least, self.patience],
             "whether checkpoints are written": self.folder is not None,
             "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
-            "whether there is validation": self._validates,
+            "whether there is validation": self._validates, "the batches": str(self.batches),
         }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
 
@@ -227,8 +191,9 @@ class _Loop:
         # rank 0's: those with a time in their name differ
         folder = trainer.world.everyone.broadcast_json(self.folder and str(self.folder))
         self.folder = None if folder is None else Path(folder)
+        size = str(self.batches) if isinstance(self.batches, BatchRange) else w.batch_size
         self.loader = trainer.loader(
-            w.train_data, w.batch_size, shuffle=not (is_stream(w.train_data) or self._carries),
+            w.train_data, size, shuffle=not (is_stream(w.train_data) or self._carries),
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         self.by.require(w, trainer, self.seed)
@@ -252,10 +217,20 @@ class _Loop:
             raise self.unsaved
         return result
 
-    def _decided(self, decision: Decision) -> None:
-        if decision.switched and decision.measured_after is None:
-            self.step_seconds.clear()  # of another plan
-        self.emit(decision)
+    def _decided(self, event: Decision | BatchChange) -> None:
+        if isinstance(event, BatchChange) or (event.switched and event.measured_after is None):
+            self.step_seconds.clear()  # of another plan, or of other batches
+        self.emit(event)
+
+    def _grow(self) -> None:
+        """The batches of the epoch that begins, where a schedule says them."""
+        if isinstance(self.batches, BatchSchedule):
+            done = self.loader.cursor.epoch
+            rows = round(self.workload.batch_size * self.batches.grown(done))
+            sizes = self.trainer.adaptation.sizes(self.loader, self.trainer.scheduler)
+            change = sizes.grow(rows, self.trainer.steps, f"{done} epochs are done")
+            if change is not None:
+                self._decided(change)
 
     def _more(self) -> bool:
         if self.patience is not None and self.since >= self.patience:
@@ -264,18 +239,19 @@ class _Loop:
             return self.trainer.steps < self.steps
         return self.loader.cursor.epoch < self.epochs
 
-    def _steps_left(self, done: int) -> int:
-        """Steps until the run is over, where `done` of this epoch are done; 0 if not known."""
+    def _steps_left(self) -> int:
+        """Steps until the run is over, with the one whose batch was handed out; 0: not known."""
         if self.steps is not None:
             return self.steps - self.trainer.steps
         length = self.loader.batches
         if length is None:
             return 0
-        return max(0, (self.epochs - self.loader.cursor.epoch) * length - done)
+        return max(0, (self.epochs - self.loader.cursor.epoch - 1) * length + len(self.loader) + 1)
 
     def _epoch(self) -> None:
         """The rest of the current epoch, its validation and its checkpoint."""
         loader, trainer = self.loader, self.trainer
+        self._grow()
         done, trained = loader.done, 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
         self.emit(events.EpochStarted(epoch, done, loader.batches))
@@ -283,13 +259,13 @@ class _Loop:
         asked = began
         for batch in loader:
             waited = time.monotonic() - asked
-            trainer.steps_to_come = self._steps_left(done)
+            trainer.steps_to_come = self._steps_left()
             done += 1
             trained += loader.rows
             seconds = self._step(batch, full=loader.rows == loader.batch_size)
             self._after_step(epoch, done, loader.rows, seconds, waited)
             asked = time.monotonic()
-            if self.stopped or (self.steps == trainer.steps and not loader.last(done)):
+            if self.stopped or (self.steps == trainer.steps and not loader.last):
                 break
         seconds = time.monotonic() - began - self.aside
         self._read(epoch)
@@ -326,7 +302,7 @@ class _Loop:
         self.aside += time.monotonic() - began
         self.stopped = self.stop.answer()
         # the end of an epoch has a checkpoint of its own
-        if every and step % every == 0 and not self.loader.last(done) and not self.stopped:
+        if every and step % every == 0 and not self.loader.last and not self.stopped:
             self._save(f"step-{step}")
 
     def _read(self, epoch: int) -> None:
@@ -394,4 +370,5 @@ class _Loop:
             0.0 if ended is None else ended.samples_per_second,
             median(self.step_seconds) if self.step_seconds else None, tuple(trainer.decisions),
             self.saved, self.stopped, trainer.noise_scale,
+            () if (sizes := trainer.adaptation.batches) is None else tuple(sizes.changes),
         )  # fmt: skip

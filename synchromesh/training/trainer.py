@@ -38,6 +38,7 @@ from synchromesh.trace.step import Step
 from synchromesh.training.accumulation import Accumulation, BackwardCall, forget_gradients
 from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
+from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.losses import NamedLosses
@@ -52,7 +53,7 @@ class Trainer:
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
     reports         what the loss reports beside itself, since the last update (`Reports`)
-    on_event        is called with each decision of the adapter, and again once its effect is known
+    on_event        is called with decisions of the adapter, what came of them, changes of batches
     stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
                     ranks' (`Stop`)"""
 
@@ -63,14 +64,14 @@ class Trainer:
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
         self.scheduler: LRScheduler | ScaledRate | None = None
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
-        self.on_event: Callable[[Decision], None] | None = None
+        self.on_event: Callable[[Decision | BatchChange], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)
         planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
         self.reports = execution.reports
         self._accumulation = Accumulation(self._execution)
-        self._adaptation = Adaptation(self._execution, self.switch)
+        self.adaptation = Adaptation(self._execution, self.switch)
 
     # The plan
 
@@ -102,18 +103,16 @@ class Trainer:
     @property
     def adapter(self) -> Adapter | None:
         """What may change the plan while training runs; None without `adapt`."""
-        return self._adaptation.adapter
+        return self.adaptation.adapter
 
     @property
     def settled(self) -> bool:
         """Whether nothing is tried any more (engine/pieces.py, adapt/trials.py)."""
-        trying = self.adapter is not None and self.adapter.phase.trying
-        return not trying and self._execution.pieces.chosen is not None
+        return not self.adaptation.trying and self._execution.pieces.chosen is not None
 
     def predict(self) -> Candidate:
         """What a step takes under the current plan, composed of measurements of components and
-        collectives, and the memory of each device; for global batches of as many rows as the
-        example, or as `adapt` has noticed that they have now.
+        collectives, and the memory of each device; for batches as the example, or as they are now.
         Measures what is not known yet, which takes seconds; all ranks call alike."""
         self._check_method("predict")
         known = None if self.adapter is None else self.adapter.profile
@@ -130,7 +129,7 @@ class Trainer:
         if why := self._execution.nothing_to_adapt:
             self.options.say(f"there is nothing to adapt: {why}")
         else:
-            self._adaptation.begin(self.predict)
+            self.adaptation.begin(self.predict)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -155,11 +154,9 @@ class Trainer:
 
     def step(self, batch: Any, micro_batches: int = 1, loss: str | None = None) -> Tensor:
         """Forward, backward, synchronise, update. batch: this rank's rows. Returns the global mean
-        loss (0-d).
-
-        loss: whose turn it is, where `prepare` was given several. micro_batches: into how many
-        parts each rank cuts its rows to save memory; gradients accumulate. ValueError where rows
-        depend on each other."""
+        loss (0-d). loss: whose turn it is, where `prepare` was given several. micro_batches: into
+        how many parts each rank cuts its rows to save memory; gradients accumulate. ValueError
+        where rows depend on each other."""
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
@@ -168,12 +165,9 @@ class Trainer:
         self.update()
         seconds, waited = time.perf_counter() - began, self.world.waited - waited
         self._execution.pieces.add(seconds)
-        self._report(self._adaptation.note(seconds, waited, rows, self.steps, self.steps_to_come))
+        self._report(self.adaptation.note(seconds, waited, rows, self.steps, self.steps_to_come))
+        self._report(self.adaptation.resize(self.steps, self.steps_to_come))
         return value
-
-    def _report(self, decision: Decision | None) -> None:
-        if decision is not None and self.on_event is not None:
-            self.on_event(decision)
 
     def backward(
         self, batch: Any, last: bool = True, loss: str | None = None, share: float | None = None
@@ -193,7 +187,7 @@ class Trainer:
         marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
         agree = execution.active.agree
-        numbers = self.stop_request, *self._adaptation.cost, *execution.noise.take()
+        numbers = self.stop_request, *self.adaptation.cost, *execution.noise.take()
         at_once = call.micro_batches == self.plan.micro_batches == 1
         unknown = self._loaders.unknown(self.steps)
         try:
@@ -223,9 +217,13 @@ class Trainer:
             agree.give_up()
             raise
         self.agreed_stop_request = max(request for request, *_ in agree.numbers)
-        self._report(self._adaptation.collect([sent[1:3] for sent in agree.numbers]))
+        self._report(self.adaptation.collect([sent[1:3] for sent in agree.numbers]))
         execution.noise.collect([sent[3:] for sent in agree.numbers])
         return value, rows.total
+
+    def _report(self, event: Decision | BatchChange | None) -> None:
+        if event is not None and self.on_event is not None:
+            self.on_event(event)
 
     def _forget_accumulation(self) -> None:
         self._execution.abandon()
@@ -233,18 +231,15 @@ class Trainer:
         self._accumulation = Accumulation(self._execution)
 
     def forget_carry(self) -> None:
-        """The next batch of a recurrent model begins new streams, as the first one of an epoch of
-        `loader` does by itself; all ranks call alike."""
+        """The next batch begins new streams, as the first one of an epoch of `loader` does."""
         self._execution.carry.forget()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients so that their global norm is at most `max_norm`; returns the norm
-        before (0-d)."""
+        """Scales gradients to a global norm of at most `max_norm`; returns it before (0-d)."""
         return self._accumulation.clip(self.state.copies(), max_norm)
 
     def update(self) -> None:
-        """The optimizer's step (and the scheduler's, where `prepare` was given one). Gradients
-        stay until the next backward begins."""
+        """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
         self._accumulation.warn_of_parts(self.steps)
         self._execution.losses.now.optimizer.step()
@@ -268,21 +263,26 @@ class Trainer:
             return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
 
     def loader(
-        self, dataset: Any, batch_size: int | None = None, shuffle: bool = False, seed: int = 0,
-        drop_last: bool = False, collate: Collate | None = None, continuing: bool = False,
-        **loading: Unpack[LoadingOptions],
+        self, dataset: Any, batch_size: int | str | None = None, shuffle: bool = False,
+        seed: int = 0, drop_last: bool = False, collate: Collate | None = None,
+        continuing: bool = False, **loading: Unpack[LoadingOptions],
     ) -> Loader:  # fmt: skip
         """Global batches of `batch_size` rows, of which each rank loads its own under any plan, on
-        its device. dataset: samples by index, a stream (an iterable data set), or a torch
+        its device; `auto`, `auto:MIN-MAX`: as the noise scale says (docs/python.md: "Batch sizes
+        that change"). dataset: samples by index, a stream (an iterable data set), or a torch
         `DataLoader` of global batches, which says all else but `seed` and `continuing` itself.
 
-        Iterating takes one epoch, or what is left of it after `resume`; the next iteration goes on
-        with the next epoch. A second call for the same data set and `shuffle` gives the same
-        loader; its `batch_size` may be set at any time. The order depends on `seed` (or that of a
-        `DataLoader`'s generator) and epoch alone. continuing: row i of a batch is the sample
-        behind row i of the one before it, as for recurrent models. loading: as of `Loading`."""
+        Iterating takes one epoch, or what is left of it after `resume`, the next time the next. A
+        second call for the same data set and `shuffle` gives the same loader, whose `batch_size`
+        may be set at any time. The order depends on `seed` (or a `DataLoader`'s generator) and
+        epoch alone. continuing: row i of a batch is the sample behind row i of the one before it,
+        as for recurrent models. loading: as of `Loading`."""
         batching = Batching(shuffle, drop_last, collate, continuing)
-        return self._loaders.asked(dataset, batch_size, batching, seed, loading)
+        rows = self.planning.rows if isinstance(batch_size, str) else batch_size
+        loader = self._loaders.asked(dataset, rows, batching, seed, loading)
+        if isinstance(batch_size, str):
+            self.adaptation.sizes(loader, self.scheduler).choose(batch_size)
+        return loader
 
     # Plans and state
 
@@ -303,7 +303,7 @@ class Trainer:
         self._execution.settle()
         self._execution.share_attributes()
         moved = self._execution.shift(plan)
-        self._adaptation.restart()
+        self.adaptation.restart()
         return Moved.of_ranks(moved, self.world.everyone, began)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -332,8 +332,7 @@ class Trainer:
         return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained}
 
     def buffers(self) -> dict[str, Tensor]:
-        """This rank's shards of the buffers by name, after those that data ranks compute of rows
-        of their own have been made equal; all ranks call alike."""
+        """This rank's shards of the buffers by name, those of own rows made equal before."""
         self._check_method("buffers")
         self._execution.settle()
         return {n: b.detach() for n, b in self.model.buffers.items()}
@@ -388,7 +387,7 @@ class Trainer:
         if self.scheduler is not None and saved.scheduler is not None:
             self.scheduler.load_state_dict(dict(saved.scheduler))
         self._loaders.go_on(saved.cursors)
-        self._adaptation.restart()  # steps may have gone back
+        self.adaptation.restart()  # steps may have gone back
         return dict(saved.extra)
 
     def _check_method(self, method: str) -> None:
