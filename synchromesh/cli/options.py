@@ -136,7 +136,7 @@ def target(required: bool = True, changing: bool = False) -> Argument:
         "rows of a global batch (the workload's)",
         (
             "; `auto` or `auto:MIN-MAX`: that of most samples a second, each counted by what the "
-            "gradient noise scale, which is measured, says that it is worth; reconsidered as that grows"
+            "gradient noise scale, which is measured, says that it is worth"
         ),
     )
     return together(
