@@ -92,13 +92,6 @@ class Adapter:
         noticed = f"global batches have {rows} rows, {before} before"
         self.phase = Phase(waiting=Drift(0.0, 0.0, False, False, noticed))
 
-    def replanned(self, choice: Choice, plan: Plan) -> None:
-        """Batches have other rows, for which `plan` was taken of this choice: what is near it is
-        tried anew."""
-        self.known = KnownPlans(choice.profile, choice.candidates)
-        self.restart(plan)
-        self.phase = Phase.of(first(choice.candidates, plan))
-
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.
         Returns the last switch once it is known what steps take since."""

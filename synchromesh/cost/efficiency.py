@@ -30,7 +30,7 @@ LEAST = 1e-6  # of the least E: what E_min is where epochs grow in proportion to
 
 def efficiency(noise_scale: float, batch: float, base: float) -> float:
     """EFFICIENCY: what a row in a batch is worth, of one in a batch of `base` rows."""
-    return (noise_scale + base) / (noise_scale + batch)
+    return 1.0 if noise_scale == inf else (noise_scale + base) / (noise_scale + batch)
 
 
 def gain(noise_scale: float, batch: float, base: float) -> float:

@@ -103,7 +103,7 @@ class NoiseAverages:
         if not self.steps:
             return NoiseScale(measured_share=share, reason="no step has been measured yet")
         g, t, *_ = (self._sums / self._weights).tolist()
-        low, high = self._interval()
+        low, high = self.interval(MEASURING.deviations)
         reason = "gradient and noise are not told apart yet: measure more steps or larger batches"
         if self.steps < MEASURING.least:
             reason = f"an interval needs {MEASURING.least} measured steps, and {self.steps} were"
@@ -112,7 +112,7 @@ class NoiseAverages:
         value = max(t, 0.0) / g if g > 0 else None
         return NoiseScale(value, low, high, g, t, self.steps, share, reason)
 
-    def _interval(self) -> tuple[float | None, float | None]:
+    def interval(self, deviations: float) -> tuple[float | None, float | None]:
         """All phi for which the mean of t - phi g lies within `deviations` standard errors of 0,
         as steps were independent (Fieller 1954); where g is well known it is the delta method's.
 
@@ -121,7 +121,7 @@ class NoiseAverages:
         if self.steps < MEASURING.least:
             return None, None
         g, t, gg, gt, tt = (self._sums / self._weights).tolist()
-        spread = MEASURING.deviations**2 * part / (1 - part)  # of means, unbiased
+        spread = deviations**2 * part / (1 - part)  # of means, unbiased
         a, c = g * g - spread * (gg - g * g), t * t - spread * (tt - t * t)
         half = g * t - spread * (gt - g * t)
         root = sqrt(max(half * half - a * c, 0.0))
@@ -322,6 +322,11 @@ class NoiseMeter:
     def measured(self) -> int:
         """Steps that count so far."""
         return self._averages.steps
+
+    def between(self, deviations: float) -> tuple[float, float] | None:
+        """The noise scale in rows, give or take so many standard errors; None: too few steps."""
+        low, high = self._averages.interval(deviations)
+        return None if low is None else (low, inf if high is None else high)
 
     def scale(self) -> NoiseScale | None:
         """What is known so far, equal on all ranks; None where it was not asked for."""

@@ -2,15 +2,17 @@
 
     GOODPUT(B)  =  B / T(B) x EFFICIENCY(B)         T(B): predicted seconds of a step of B rows
 
-(cost/efficiency.py; Qiao et al. 2021, "Pollux", OSDI.) When the noise scale is known, and whenever
-it has moved since, the batch of most goodput is taken if that is worth the change. T is that of
-the quickest plan that fits, of the one in force and, where the plan may change, of those that were
-the quickest with other batches; the plan of the batch that is taken is searched for entirely."""
+(cost/efficiency.py; Qiao et al. 2021, "Pollux", OSDI.) Whenever the noise scale was measured, the
+batch of most goodput is taken if that is worth the change: a larger one by the low end of what the
+noise scale may be, a smaller one by its high end, so that little is done while little is known. T
+is that of the quickest plan that fits, of the one in force and, where the plan may change, of
+those that were the quickest. The adapter looks for further ones once batches have changed."""
 
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from math import inf
+from typing import Any, ClassVar, cast
 
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import LIMITS, weigh
@@ -20,7 +22,6 @@ from synchromesh.cost.efficiency import goodput
 from synchromesh.data.loader import Loader
 from synchromesh.engine.agreement import require_alike
 from synchromesh.planner.candidate import Candidate, price
-from synchromesh.planner.choice import Choice
 from synchromesh.planning.session import quickest
 from synchromesh.training.active_plan import unmeasurable
 from synchromesh.training.execution import Execution
@@ -39,12 +40,12 @@ class BatchChange:
     before: int
     after: int
     reason: str
-    goodput_before: float | None
-    goodput_after: float | None
-    learning_rate: float  # of the optimizer's first group
-    plan_from: str
-    plan_to: str
-    seconds: float  # of measuring, searching and moving
+    goodput_before: float | None = None
+    goodput_after: float | None = None
+    learning_rate: float = 0.0  # of the optimizer's first group
+    plan_from: str = ""
+    plan_to: str = ""
+    seconds: float = 0.0  # of pricing and moving
 
     def to_dict(self) -> dict[str, Any]:
         """As the log and `train --json` have it."""
@@ -57,8 +58,9 @@ class BatchSizes:
 
     rates: of the optimizer, which follow; None: its user's."""
 
-    MOVED: ClassVar = 1.2  # times the noise scale by which was chosen, or a part: again; chosen
-    PLANS: ClassVar = 3  # besides the one in force, whose steps are priced at all sizes; chosen
+    ERRORS: ClassVar = 1.0  # standard errors between which a noise scale is thought to lie; chosen
+    PLANS: ClassVar = 2  # the quickest besides the one in force, and as many uniform ones, are
+    # priced at all sizes; chosen
     STEPS: ClassVar = 100  # to come, at least, where nobody says how many; chosen
 
     def __init__(
@@ -71,7 +73,8 @@ class BatchSizes:
         self._base = execution.planning.rows
         self._sizes: list[int] = []  # to choose among; none: batches do not follow the noise
         self._priced: tuple[Any, dict[int, Candidate]] = (None, {})  # by profile and plan in force
-        self._considered, self._measured = 0.0, 0  # the noise scale, and measurements of it
+        self._measured = 0  # steps whose noise was considered
+        self._likely: list[Plan] = []
 
     # By the noise scale
 
@@ -102,35 +105,24 @@ class BatchSizes:
         execution.planning.rows = self.loader.batch_size
 
     def restart(self) -> None:
-        """Steps come again, or another plan is in force: what was considered is forgotten."""
-        self._considered, self._execution.planning.rows = 0.0, self.loader.batch_size
+        """Another plan is in force, or a checkpoint's state."""
+        self._execution.planning.rows = self.loader.batch_size
 
     def note(self, step: int, to_come: int) -> BatchChange | None:
         """At the end of a step. step: done; to_come: 0 where that is not known."""
-        began, noise = time.perf_counter(), self._moved_noise()
-        if noise is None:
-            return None
-        self._considered = noise
-        here = self.loader.batch_size
-        worth = self._worth(noise)
-        best = max(worth, key=worth.__getitem__, default=here)
-        best = self._execution.world.everyone.broadcast_json(best)
-        if here in worth and worth[best] < (1 + LIMITS.gain) * worth[here]:
-            return None
-        reason = f"the noise scale is {noise:,.0f} rows"
-        goodputs = worth.get(here), worth.get(best)
-        return self._change(best, reason, step, to_come or max(self.STEPS, step), goodputs, began)
-
-    def _moved_noise(self) -> float | None:
-        """The noise scale, where there is one that is not about as it was considered."""
-        meter = self._execution.noise
+        began, meter = time.perf_counter(), self._execution.noise
         if not self._sizes or meter.measured == self._measured:
             return None
-        self._measured, scale = meter.measured, meter.scale()
-        noise, last = None if scale is None else scale.known, self._considered
-        if noise is None or (last and 1 / self.MOVED < noise / last < self.MOVED):
-            return None
-        return noise
+        self._measured, here = meter.measured, self.loader.batch_size
+        for noise, larger in zip(meter.between(self.ERRORS) or (), (True, False), strict=False):
+            worth = self._worth(noise)
+            best = max(worth, key=worth.__getitem__, default=here)
+            gain = worth[best] / worth[here] - 1 if here in worth else inf
+            if best != here and (best > here) == larger and gain >= LIMITS.gain:
+                known = f"the noise scale is {noise:,.0f} rows or {'more' if larger else 'less'}"
+                change = BatchChange(step, here, best, known, worth.get(here), worth[best])
+                return self._change(change, to_come or max(self.STEPS, step), began)
+        return None
 
     def _worth(self, noise: float) -> dict[int, float]:
         """GOODPUT of each size that fits. By curves of programs that were measured with fewer rows
@@ -166,10 +158,14 @@ class BatchSizes:
         return quickest(priced)
 
     def _others(self) -> list[Plan]:
-        """Those that were the quickest, where the plan may change."""
+        """Those that were the quickest, and uniform ones, where the plan may change: the larger a
+        batch, the less what data ranks exchange weighs against what all others do."""
         adapter = self._adapter()
-        predicted = {} if adapter is None else adapter.known.predicted
-        return sorted(predicted, key=predicted.__getitem__)[: self.PLANS]
+        if adapter is not None and (predicted := adapter.known.predicted):
+            ordered = sorted(predicted, key=predicted.__getitem__)
+            uniform = [plan for plan in ordered if len(plan.specs) == 1]
+            self._likely = list(dict.fromkeys((*ordered[: self.PLANS], *uniform[: self.PLANS])))
+        return self._likely
 
     @property
     def _profile(self) -> Profile | None:
@@ -199,48 +195,49 @@ class BatchSizes:
             return None
         if lowered > 1.0:
             reason += f"; {wanted:,} rows do not fit, learning rates are divided by {lowered:.4g}"
-        return self._change(rows, reason, step, self.STEPS, (None, None), began, lowered)
+        change = BatchChange(step, self.loader.batch_size, rows, reason)
+        return self._change(change, self.STEPS, began, lowered)
 
     # The change
 
     def _change(
-        self, rows: int, reason: str, step: int, to_come: int,
-        goodputs: tuple[float | None, float | None], began: float, lowered: float = 1.0,
+        self, asked: BatchChange, to_come: int, began: float, lowered: float = 1.0
     ) -> BatchChange:  # fmt: skip
-        before, plan = self.loader.batch_size, self._execution.active.plan
-        self.loader.batch_size = self._execution.planning.rows = rows
-        if (adapter := self._adapter()) is not None:
-            self._replan(adapter, max(1, to_come * before // rows))
+        """As asked, with the plan that is worth it; what it has come to."""
+        execution, rows = self._execution, asked.after
+        plan, adapter = execution.plan, self._adapter()
+        before, taken = str(execution.active.plan), plan
+        if adapter is not None:
+            to_come = max(1, to_come * asked.before // rows)
+            taken = self._taken(rows, to_come)
+        self.loader.batch_size = execution.planning.rows = rows
+        if taken != plan:
+            self._switch(taken)
+        if adapter is not None:
+            adapter.resize(asked.before, rows)  # looks for more plans when that may take its time
         if self._rates is not None:
             self._rates.resize(rows, lowered)
-        rate = float(self._execution.optimizer.param_groups[0]["lr"])
-        after = str(self._execution.active.plan)
+        rate = float(execution.optimizer.param_groups[0]["lr"])
         seconds = time.perf_counter() - began
-        change = BatchChange(
-            step, before, rows, reason, *goodputs, rate, str(plan), after, seconds
+        made = replace(
+            asked, learning_rate=rate, plan_from=before, plan_to=str(execution.active.plan),
+            seconds=seconds,
         )  # fmt: skip
-        self.changes.append(change)
-        return change
+        self.changes.append(made)
+        return made
 
-    def _replan(self, adapter: Adapter, to_come: int) -> None:
-        """Searches the plan of the batches that come, and switches where it is worth that."""
+    def _taken(self, rows: int, to_come: int) -> Plan:
+        """The quickest plan that is known for such batches, or the one in force where it fits and
+        a move is not worth it."""
         execution, plan = self._execution, self._execution.plan
-        session = execution.planning.session(execution.active.step)
-        choice = session.reconsider(adapter.profile, plan)
-        found = self._target(choice, plan, to_come)
-        target = Plan.parse(execution.world.everyone.broadcast_json(str(found)))
-        if target != plan:
-            self._switch(target)
-        adapter.replanned(choice, target)
-
-    def _target(self, choice: Choice, plan: Plan, to_come: int) -> Plan:
-        """The chosen plan, or the one in force where it fits and a move is not worth it."""
-        best, execution = choice.chosen, self._execution
-        stays = next((c for c in choice.candidates if c.plan == plan and c.fits), best)
-        if stays is best or stays.time is None:
-            return best.plan
         active, planning = execution.active, execution.planning
-        run = LiveRun(planning.facts(active.step), plan, active.partition, self._switch)
-        move = run.move(best.plan, choice.profile, stays.seconds)
-        worth = weigh(stays.seconds, best.seconds, to_come, move).switch
-        return best.plan if worth else plan
+        best = self._price(rows, measure=False)
+        facts = planning.facts(active.step, rows)
+        stays = price(facts.partitions, plan, cast(Profile, self._profile))
+        target = best.plan
+        if stays.fits and stays.time is not None:
+            run = LiveRun(facts, plan, active.partition, self._switch)
+            move = run.move(best.plan, cast(Profile, self._profile), stays.seconds)
+            if not weigh(stays.seconds, best.seconds, to_come, move).switch:
+                target = plan
+        return Plan.parse(execution.world.everyone.broadcast_json(str(target)))

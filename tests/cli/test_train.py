@@ -466,3 +466,47 @@ def test_a_switch_is_logged_with_the_layout_that_it_leads_to(
     assert (first["step"], second["step"]) == (0, 4)
     assert second["reason"] == "links are slow: it pays" and "pause_seconds" in second
     assert [n for x in events("run", "steps") for n in x["special"]] == [4]
+
+
+def test_batches_that_grow_are_in_log_and_result_and_in_a_resumed_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--plan", "single", "--batch-schedule", "1:x2,2:x1000"]
+    assert (
+        main(["train", "tiny.py:build", *words, "--output", "run", "--steps", "8", "--json"]) == 0
+    )
+    shown = capsys.readouterr()
+    (change,) = json.loads(shown.out)["batch_sizes"]
+    assert (change["step"], change["to"]) == (6, 2 * change["from"])
+    assert set(change) == {
+        "step", "from", "to", "reason", "goodput_before", "goodput_after", "learning_rate",
+        "plan_from", "plan_to", "seconds",
+    }  # fmt: skip
+    text = f"step 6: 1 epochs are done; batches of {change['to']} rows, {change['from']} before"
+    assert text in shown.err
+    (logged,) = events("run", "batch size")
+    assert {k: logged[k] for k in change} == change
+    assert main(["train", "tiny.py:build", "--resume", "run", "--plan", "single", "--json"]) == 0
+    shown = capsys.readouterr()
+    again = json.loads(shown.out)["batch_sizes"]
+    assert again[0]["to"] == change["to"] and "do not fit" in again[-1]["reason"]
+
+
+def test_a_chosen_batch_has_the_rule_of_its_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--plan", "single; @micro_batches=2", "--batch-size", "auto:2-16", "--json"]
+    assert main(["train", "tiny.py:build", *words, "--output", "run"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["noise_scale"]["steps"] >= 10
+    assert all(2 <= change["to"] <= 16 for change in document["batch_sizes"])
+    assert events("run", "start")[0]["lr_rule"] == "sqrt"
+    for odd, message in {
+        "--batch-size auto --batch-schedule 1:x2": "exclude each other",
+        "--batch-size auto:99999-999999": "of data that has",
+    }.items():
+        assert main(["train", "tiny.py:build", *odd.split(), "--output", "odd"]) == 2
+        assert message in capsys.readouterr().err
+    for words in (["--batch-size", "auto:16-2"], ["--batch-schedule", "1:2"]):
+        with pytest.raises(SystemExit):
+            main(["train", "tiny.py:build", *words])
+    said = capsys.readouterr().err
+    assert "MIN is at least 1, and at most MAX" in said and "no schedule of batches" in said

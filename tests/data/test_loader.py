@@ -11,7 +11,7 @@ from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import OwnRows, Ranges, SampleError
 from synchromesh.values.plan import Plan
-from tests.data.datasets import FULL, IN_ORDER, Numbers
+from tests.data.datasets import FULL, IN_ORDER, Numbers, Stream
 
 
 def rows_of(rank: int, ranks: int, plan: str = "data") -> OwnRows:
@@ -83,6 +83,58 @@ def test_a_switch_in_the_middle_of_an_epoch(workers: int) -> None:
         if k == 1:
             ranks[0] = 1
     assert seen == [order[0:2], order[4:6], order[8:12], order[12:16]]
+
+
+STARTS, COUNTS = [0, 4, 8, 14, 20, 23, 26], [4, 4, 6, 6, 3, 3, 1]
+
+
+def resized(loader: Loader) -> list[list[int]]:
+    """Batches of 4 rows, after the second of 6, after the fourth of 3; STARTS and COUNTS."""
+    sizes, seen, rows = {1: 6, 3: 3}, [], []
+    for k, (_, label) in enumerate(loader):
+        seen.append(label.tolist())
+        rows.append(loader.rows)
+        loader.batch_size = sizes.get(k, loader.batch_size)
+    assert rows == COUNTS and (loader.cursor.epoch, loader.cursor.position) == (1, 0)
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_batch_size_that_changes_in_the_middle_of_an_epoch(workers: int, rank: int) -> None:
+    """Each row is seen once, in the seed's order."""
+    cursor, loading = Cursor(seed=5), Loading(num_workers=workers)
+    seen = resized(Loader(Numbers(27), 4, rows_of(rank, 2), cursor, loading=loading))
+    order = cursor.order(27).tolist()
+    own = (rows_of(rank, 2)(n)[0] for n in COUNTS)
+    assert seen == [order[s + a : s + b] for s, (a, b) in zip(STARTS, own, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_size_that_changes_in_the_middle_of_a_stream(workers: int) -> None:
+    loading = Loading(num_workers=workers)
+    seen = resized(Loader(Stream(27), 4, everything, Cursor(seed=5), IN_ORDER, loading))
+    assert sorted(row for batch in seen for row in batch) == list(range(27))
+    assert workers or seen[2] == list(range(8, 14))
+
+
+def test_a_rest_that_no_longer_fills_a_batch_is_left_out() -> None:
+    loader = Loader(Numbers(14), 4, everything, batching=Batching(drop_last=True))
+    seen = []
+    for _, label in loader:
+        seen += [len(label)]
+        loader.batch_size = 8
+    assert seen == [4, 8] and loader.cursor == Cursor(0, 1, 0)
+
+
+def test_a_chosen_batch_size_is_in_a_checkpoint() -> None:
+    loader = Loader(Numbers(9), 4, everything, Cursor(seed=1))
+    assert "batch_size" not in loader.said.to_dict()
+    loader.chosen = True
+    saved = loader.said.to_dict()
+    assert saved["batch_size"] == 4 and Cursor.from_dict(saved) == Cursor(1, 0, 0, None, 9, 4)
+    with pytest.raises(ValueError, match="batch_size"):
+        Cursor.from_dict({**saved, "batch_size": 0})
 
 
 def test_workers_read_what_one_process_reads() -> None:

@@ -90,7 +90,7 @@ def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:
     resumed = Resumed.of(str(folder.checkpoints / "epoch-1"))
     assert resumed.folder == folder and resumed.checkpoint.name == "epoch-1"
     asked = {"workload": "w", "seed": 3, "batch_size": 8, "plan": "auto", "ranks": 2}
-    unsaid = {"adapt": False, "bf16": False, "lr_rule": "none", "warm_up": 0.0}
+    unsaid = {"adapt": False, "bf16": False, "lr_rule": "none", "warm_up": 0.0, "batches": ""}
     assert folder.asked() == {**asked, **unsaid}, "of a run that did not say it yet"
 
 
