@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from math import ceil, inf, isfinite, nan, prod, sqrt
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.optimizer import norms
+from synchromesh.values.fields import Within
 from synchromesh.values.holding import Holding
 
 
@@ -76,6 +77,23 @@ class NoiseScale:
         if self.steps < MEASURING.least:
             return None
         return self.low if self.value is None else self.value
+
+
+@dataclass(frozen=True)
+class NoiseState:
+    """What a checkpoint keeps of averages: entries that are measured by data degree, their share
+    of all, and what `NoiseAverages` has."""
+
+    entries: Mapping[str, Annotated[int, Within(0)]]
+    share: Annotated[float, Within(0.0, 1.0)]
+    steps: Annotated[int, Within(0)]
+    weights: Annotated[float, Within(0.0)]
+    squares: Annotated[float, Within(0.0)]
+    sums: tuple[Annotated[float, Within(-inf)], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sums) != 5 or not all(map(str.isdigit, self.entries)):
+            raise ValueError("five sums are kept of the noise scale, and degrees are numbers")
 
 
 class NoiseAverages:
@@ -211,6 +229,21 @@ class NoiseMeter:
         if entries != self._entries:
             self._entries, self._share, self._averages = dict(entries), 0.0, NoiseAverages()
             self._at_once = MEASURING.least
+
+    def state(self) -> NoiseState | None:
+        """What a checkpoint keeps, alike on all ranks; None where it was not asked for."""
+        of, entries = self._averages, {str(n): count for n, count in self._entries.items()}
+        sums = tuple(of._sums.tolist())
+        known = NoiseState(entries, self._share, of.steps, of._weights, of._squares, sums)
+        return known if self.asked else None
+
+    def resume(self, known: NoiseState | None) -> None:
+        """Goes on from that, where as many entries are measured under the plan in force."""
+        if known and self.asked and {int(n): x for n, x in known.entries.items()} == self._entries:
+            of, self._share = NoiseAverages(), known.share
+            of.steps, of._weights, of._squares = known.steps, known.weights, known.squares
+            of._sums = torch.tensor(known.sums, dtype=torch.float64)
+            self._averages, self._at_once = of, max(0, MEASURING.least - known.steps)
 
     def begin(self, steps: int) -> None:
         """Before the first backward of an accumulation; measures it if its turn has come. steps:

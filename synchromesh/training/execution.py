@@ -383,6 +383,7 @@ class Execution:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
             checkpoint.load(path, {**self.state.local_tensors(), **stored}, self.world)
         self.carry.adopt(stored, saved.carry)
+        self.noise.resume(saved.noise)
         self.unsettled_rows = 0
         if (saved.plan, saved.ranks) == (str(self.active.plan), self.world.size):
             self.pieces.resume(saved.overlap)

@@ -365,7 +365,7 @@ class Trainer:
         return TrainerState(
             self.steps, self.options.seed, str(self.plan), self.world.size,
             self._execution.pieces.to_dict(), self.state.optimizer_state.describe(), scheduler,
-            cursors, self._execution.carry.rows, extra,
+            cursors, self._execution.carry.rows, extra, self._execution.noise.state(),
         ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:

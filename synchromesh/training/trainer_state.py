@@ -9,7 +9,9 @@ from typing import Any
 from synchromesh.checkpoint.json_state import from_json, to_json
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.data.cursor import Cursor
+from synchromesh.engine.noise_scale import NoiseState
 from synchromesh.values import document
+from synchromesh.values.fields import of_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class TrainerState:
     scheduler     its state_dict; None where there was none
     cursors       of the trainer's loaders, in their order
     carry         rows of the carry among the tensors; 0: there is none
-    extra         the caller's"""
+    extra         the caller's
+    noise         of the averages of the noise scale; None where it is not measured"""
 
     steps: int
     seed: int
@@ -34,6 +37,7 @@ class TrainerState:
     cursors: tuple[Cursor, ...]
     carry: int
     extra: Mapping[str, Any]
+    noise: NoiseState | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As checkpoints keep it. ValueError for what JSON has no form of."""
@@ -46,12 +50,14 @@ class TrainerState:
             ) from None
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         state = None if self.scheduler is None else to_json(self.scheduler, "the scheduler")
-        return {**values, "scheduler": state, "cursors": [c.to_dict() for c in self.cursors]}
+        cursors = [c.to_dict() for c in self.cursors]
+        return {**values, "scheduler": state, "cursors": cursors, "noise": to_plain(self.noise)}
 
     @classmethod
     def from_dict(cls, value: Any, path: Path) -> "TrainerState":
         """The inverse of `to_dict`. CheckpointError, which names `path`, for anything else."""
-        names = [f.name for f in fields(cls) if f.name != "carry"]  # which older ones have not
+        later = ("carry", "noise")  # which older ones have not
+        names = [f.name for f in fields(cls) if f.name not in later]
         if not isinstance(value, dict) or any(name not in value for name in names):
             raise CheckpointError(
                 f"{path}: is no checkpoint of a trainer: trainer.save writes them"
@@ -63,9 +69,13 @@ class TrainerState:
             cursors = tuple(Cursor.from_dict(place) for place in places)
             steps, ranks = (document.integer(value[n], n) for n in ("steps", "ranks"))
             carry = document.integer(value.get("carry", 0), "carry")
+            noise = value.get("noise")
+            noise = None if noise is None else of_plain(NoiseState, noise, "noise")
             seed = document.integer(value["seed"], "seed", -(2**64), 2**64)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: {error}") from None
         plan, overlap, optimizer = value["plan"], value["overlap"], value["optimizer"]
         extra = value["extra"]
-        return cls(steps, seed, plan, ranks, overlap, optimizer, state, cursors, carry, extra)
+        return cls(
+            steps, seed, plan, ranks, overlap, optimizer, state, cursors, carry, extra, noise
+        )  # fmt: skip

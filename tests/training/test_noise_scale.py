@@ -4,6 +4,7 @@ against the gradients of the same blocks in a plain loop; training itself stays 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from synchromesh.engine import noise_scale
 from synchromesh.engine.noise_scale import NoiseScale
 from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
 from tests.plain import Case, adamw, traced
 from tests.ranks import run
 
@@ -347,3 +349,33 @@ def asked_apart() -> str:
 
 def test_ranks_that_are_asked_for_different_things() -> None:
     assert all("whether the noise scale is measured" in text for text in run(2, asked_apart))
+
+
+@pytest.mark.parametrize("plan", ["single; @micro_batches=2", "single; @micro_batches=4"])
+def test_averages_go_on_in_a_resumed_run(plan: str, tmp_path: Path) -> None:
+    """In more micro-batches too: what is averaged is of the same parameters."""
+    x, y = samples()
+
+    def begun(plan: str, noise_scale: bool = True) -> Trainer:
+        model = build()
+        example = x[:BATCH], y[:BATCH]
+        return prepare(model, fixed(model), loss, example, plan, noise_scale=noise_scale)
+
+    first = begun("single; @micro_batches=2")
+    for start in range(0, 12 * BATCH, BATCH):
+        first.step((x[start : start + BATCH], y[start : start + BATCH]))
+    first.save(tmp_path / "saved")
+    known = first.noise_scale
+    first.close()
+    later = begun(plan)
+    later.resume(tmp_path / "saved")
+    assert known is not None and known.low is not None and later.noise_scale == known
+    for _ in range(3):
+        later.step((x[:BATCH], y[:BATCH]))
+    more = later.noise_scale
+    later.close()
+    assert more is not None and more.steps == known.steps + 2
+    other = begun("single", noise_scale=False)
+    other.resume(tmp_path / "saved")
+    assert other.noise_scale is None
+    other.close()

@@ -12,15 +12,19 @@ from torch.optim import lr_scheduler as schedules
 
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.data.cursor import Cursor
+from synchromesh.engine.noise_scale import NoiseState
 from synchromesh.training.trainer_state import TrainerState
 
 Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]
 
 
+NOISE = NoiseState({"2": 40, "4": 8}, 0.9, 12, 11.5, 11.0, (-1.0, 2.0, 3.0, -4.0, 5.0))
+
+
 def state(scheduler: Any = None, **extra: Any) -> TrainerState:
     cursors = (Cursor(3, 1, 20), Cursor())
     return TrainerState(
-        7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, 20, extra
+        7, -1, "data", 2, {"chosen": 1, "steps": 0}, {}, scheduler, cursors, 20, extra, NOISE
     )
 
 
