@@ -74,13 +74,14 @@ def main(args: argparse.Namespace) -> int:
         answer(args, {"clusters": list(names)}, "\n".join(names))
         return 0
     one_of_both(args, "plan", " (or --clusters, which lists the catalogue)")
-    if args.output and (refused := options.refusal(args.output, args.force)):
+    endings = (*options.DOCUMENTS, ".html") if args.wanted else options.DOCUMENTS
+    if args.output and (refused := options.refusal(args.output, args.force, endings)):
         raise ValueError(refused)
     _check_wanted(args)
     made = (_to_target if args.wanted else _of_layers if args.profile else _of_model)(args)
     if made.refusal:
         raise Refuted(made.refusal)
-    if args.output:
+    if args.output and not _is_page(args):
         path, plan = Path(args.output), made.plan
         write(path, plan.to_json() if path.suffix == ".json" else plan.to_yaml())
     return 0
@@ -112,7 +113,9 @@ COMMAND = command(
     options.BF16,
     option("--explain", action="store_true",
            help="each component's layout and what the next costs"),
-    option("--output", metavar="FILE", help="writes the chosen plan, .yaml or .json"),
+    option("--output", metavar="FILE",
+           help="writes the chosen plan, .yaml or .json; with --for also .html, a page with the "
+           "frontier"),
     options.FORCE, options.JSON,
 )  # fmt: skip
 
@@ -157,6 +160,10 @@ def _of_model(args: argparse.Namespace) -> "Planned":
     return made
 
 
+def _is_page(args: argparse.Namespace) -> bool:
+    return bool(args.wanted) and Path(args.output or "").suffix == ".html"
+
+
 OF_FOR = "clusters deadline batch_sizes efficiency dataset_rows hourly_price instance region"
 
 
@@ -199,6 +206,10 @@ def _to_target(args: argparse.Namespace) -> "PlannedToTarget":
     lines += [f"dollars on {n}: {p or 'no price, so not by money'}" for n, p in prices.items()]
     title = f"{args.target}: time against money to the {target.target}; * is chosen"
     answer(args, document, lambda: _show_frontier(title, made, lines))
+    if _is_page(args) and made.plans:
+        from synchromesh.report.frontier import page
+
+        write(Path(args.output), page(made, title.removesuffix("; * is chosen"), lines))
     return made
 
 

@@ -158,12 +158,14 @@ def _point(line: str, at: str) -> Point:
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What a plan takes until a target is reached; dollars: None where no price is known."""
+    """What a plan takes until a target is reached; dollars, on demand and on spot: None where no
+    price is known."""
 
     epochs: float
     steps: int
     seconds: float
     dollars: float | None
+    dollars_spot: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,11 @@ class Goal:
     curve: EpochCurve
     rows: int
 
-    def reached(self, batch: int, seconds: float, price: float | None) -> ToTarget:
-        """By steps of `batch` rows that take so many useful seconds. price: dollars a second."""
+    def reached(
+        self, batch: int, seconds: float, price: float | None, spot: float | None = None
+    ) -> ToTarget:
+        """By steps of `batch` rows that take so many useful seconds. price, spot: dollars a
+        second."""
         steps = self.curve.steps(batch, self.rows)
-        paid = None if price is None else steps * seconds * price
-        return ToTarget(self.curve.epochs(batch), steps, steps * seconds, paid)
+        paid = (None if rate is None else steps * seconds * rate for rate in (price, spot))
+        return ToTarget(self.curve.epochs(batch), steps, steps * seconds, *paid)

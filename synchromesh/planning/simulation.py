@@ -286,8 +286,11 @@ def _priced(
     if asked.goal is None:
         return plan
     useful = plan.rows / plan.samples_per_second if plan.samples_per_second else inf
-    price = asked.price.dollars(1.0, len(place.ranks)) if asked.price else None
-    return replace(plan, until=asked.goal.reached(plan.rows, useful, price))
+    rates = (
+        None if price is None else price.dollars(1.0, len(place.ranks))
+        for price in (asked.price, asked.spot)
+    )
+    return replace(plan, until=asked.goal.reached(plan.rows, useful, *rates))
 
 
 def _failing(

@@ -230,7 +230,13 @@ UNTIL = ("batch", "epochs", "steps", "time", "dollars")
 def until_cells(batch: int, of: ToTarget) -> tuple[str, ...]:
     """Those of `UNTIL`."""
     time = f"{of.seconds / 3600:,.2f} h" if of.seconds >= 600 else f"{of.seconds:.4g} s"
-    return f"{batch:,}", f"{of.epochs:.4g}", f"{of.steps:,}", time, _money(of.dollars, None)
+    return (
+        f"{batch:,}",
+        f"{of.epochs:.4g}",
+        f"{of.steps:,}",
+        time,
+        _money(of.dollars, of.dollars_spot),
+    )
 
 
 def _money(dollars: float | None, spot: float | None) -> str:

@@ -37,13 +37,15 @@ def test_the_document_and_the_table(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_simulated_to_a_target(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = f"{CNN} --to accuracy=0.9 --efficiency e.csv"
-    told = document(f"{words} --instance p3.8xlarge -o page.html", capsys)
+    priced = f"{words} --instance p3.8xlarge --spot-price 4@2026-11-02"
+    told = document(f"{priced} -o page.html", capsys)
     for plan in told["plans"]:
         until = plan["to_target"]
         assert until["epochs"] == pytest.approx(4.5)
         assert until["steps"] == ceil(4.5 * ROWS / 64) == 102
         assert until["seconds"] == pytest.approx(102 * plan["step_seconds"])
         assert until["dollars"] == pytest.approx(102 * plan["dollars_per_step"])
+        assert until["dollars_spot"] == pytest.approx(102 * plan["dollars_per_step_spot"])
     assert "until accuracy=0.9" in (tmp_path / "page.html").read_text()
     (plan, _) = document(f"{words} --failures 900 --draws 2 --dataset-rows 640000", capsys)[
         "plans"

@@ -11,6 +11,7 @@ import pytest
 from synchromesh.cli import main
 from tests.cli.test_efficiency import ROWS, curve
 from tests.cli.test_plan import document, outside, sentence
+from tests.report.test_page import Elements
 
 __all__ = ["curve", "outside"]  # fixtures
 
@@ -42,6 +43,29 @@ def test_the_frontier_and_the_choice(capsys: pytest.CaptureFixture[str], tmp_pat
     assert main([*words.split(), "--for", "money"]) == 0
     shown = capsys.readouterr().out
     assert f"│ * │ {found[-1]['cluster']}" in shown and "$2 an hour for a device" in shown
+
+
+def test_the_page_has_the_answer_first_and_all_plans(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = f"{FOR} --batch-sizes 64,1024 --hourly-price 2@2026-11-01 --for money"
+    told = document(f"{words} --output page.html", capsys)
+    text = (tmp_path / "page.html").read_text()
+    chosen = told["chosen"]
+    where = f"{chosen['plan']} on {chosen['cluster']} in batches of {chosen['batch']:,}"
+    assert f"Of what was tried, {where} costs least" in text and "<script" not in text
+    assert text.index("costs least") < text.index("<svg") and text.count("<svg") == 2
+    found = Elements(text)
+    assert not found.tags & {"script", "iframe", "img", "object", "embed", "base", "form"}
+    for p in told["frontier"]:
+        assert text.count(f">{p['dollars']:.4g}<") == 2, "in the figure's table, and in all"
+    assert "$2 an hour for a device" in text and "E(B)" in text
+    without = document(f"{FOR} --batch-sizes 64 --for time --output bare.html", capsys)
+    bare = (tmp_path / "bare.html").read_text()
+    assert "<svg" in bare or "No price is known" in bare
+    assert without["chosen"]["plan"] in bare
+    assert main([*words.split()[:2], "--output", "plan.html", "--cluster", "v100x1"]) == 2
+    assert "the name should end in .yaml, .yml or .json" in capsys.readouterr().err
 
 
 def test_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,10 @@ def test_arithmetic_by_hand() -> None:
     assert [curve.epochs(b) for b in (0, 64, 192)] == [3.0, 6.0, 12.0]
     assert curve.steps(64, 1000) == 94  # 6 epochs are 93.75 batches
     assert EpochCurve(3.0).epochs(1e9) == 3.0 and EpochCurve(3.0).steps(10, 10) == 3
-    until = Goal("accuracy=0.9", curve, 1000).reached(64, 0.5, 0.25)
-    assert document(until) == {"epochs": 6.0, "steps": 94, "seconds": 47.0, "dollars": 11.75}
+    until = Goal("accuracy=0.9", curve, 1000).reached(64, 0.5, 0.25, 0.125)
+    assert document(until) == {
+        "epochs": 6.0, "steps": 94, "seconds": 47.0, "dollars": 11.75, "dollars_spot": 5.875,
+    }  # fmt: skip
     assert Goal("", curve, 1000).reached(64, 0.5, None).dollars is None
     endless = document(Goal("", curve, 1000).reached(64, inf, 0.01))
     assert endless["seconds"] is endless["dollars"] is None
