@@ -135,9 +135,9 @@ class NoiseAverages:
         as steps were independent (Fieller 1954); where g is well known it is the delta method's.
 
         (g^2 - z^2 V_gg) phi^2 - 2 (g t - z^2 V_gt) phi + t^2 - z^2 V_tt  <=  0"""
-        part = self._squares / self._weights**2
         if self.steps < MEASURING.least:
             return None, None
+        part = self._squares / self._weights**2
         g, t, gg, gt, tt = (self._sums / self._weights).tolist()
         spread = deviations**2 * part / (1 - part)  # of means, unbiased
         a, c = g * g - spread * (gg - g * g), t * t - spread * (tt - t * t)
@@ -178,7 +178,7 @@ class NoiseMeter:
         take  collect                                   with the rows of the next backward"""
 
     def __init__(self, asked: bool = False) -> None:
-        self.asked = asked
+        self.asked, self.cuts = asked, False  # cuts: steps that have one block are cut in two
         self._why = ""
         self._entries: dict[int, int] = {}  # of the parameters that are measured, by data degree
         self._trained = 1  # entries of all that are trained
@@ -248,8 +248,7 @@ class NoiseMeter:
     def begin(self, steps: int) -> None:
         """Before the first backward of an accumulation; measures it if its turn has come. steps:
         that were done. The first ones are measured one after the other."""
-        every = 1 if self._at_once else self._every
-        if not self.asked or self._why or 0 <= steps - self._last < every:
+        if not self._due(steps):
             return
         self.abandon()
         self._at_once = max(0, self._at_once - 1)
@@ -260,6 +259,16 @@ class NoiseMeter:
             if of.leaf.requires_grad
         ]
         self._spent = perf_counter() - self._began
+
+    def _due(self, steps: int) -> bool:
+        every = 1 if self._at_once else self._every
+        return self.asked and not self._why and not 0 <= steps - self._last < every
+
+    def parts(self, steps: int, micro_batches: int) -> int:
+        """Micro-batches of the step that comes. micro_batches: of the plan. Where something
+        depends on the noise scale, one that is measured has two blocks at least."""
+        alone = micro_batches == 1 and max(self._entries, default=1) == 1
+        return 2 if self.cuts and alone and self._due(steps) else 1
 
     def _hook(self, number: int, of: BlockGradient) -> Callable[[Tensor], None]:
         def measure(gradient: Tensor) -> None:

@@ -39,6 +39,7 @@ class Options:
     carry: Start | None = None  # at the beginning of streams
     headroom: str | None = None  # of each device; None: `planner.problem.Headroom`
     noise_scale: bool = False  # whether it is measured
+    follows_noise: bool = False  # whether something depends on it: a step of one block is cut
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
 
 

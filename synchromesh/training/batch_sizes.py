@@ -97,8 +97,8 @@ class BatchSizes:
         if why:
             raise ValueError(f"batch_size={str(among)!r}: {why}; give a number of rows")
         self._sizes = among.sizes(self._base, self.loader.samples)
-        execution.options = options
-        execution.noise.asked = True
+        execution.options, execution.noise.asked = options, True
+        execution.noise.cuts = not execution.model.statistics  # norms would see other rows
         self.loader.chosen = True
         first = self.loader.cursor.batch_size or self._base  # of a resumed run, else
         self.loader.batch_size = min(max(first, self._sizes[0]), self._sizes[-1])

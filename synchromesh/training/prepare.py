@@ -100,8 +100,11 @@ def prepare(
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
         rates = scheduler if isinstance(scheduler, ScaledRate) else None
-        measured = noise_scale or (rates is not None and rates.rate.rule == "adascale")
-        options = Options(seed, sync_batch_norm, autocast, source, carry, headroom, measured)
+        follows = rates is not None and rates.rate.rule == "adascale"
+        options = Options(
+            seed, sync_batch_norm, autocast, source, carry, headroom, noise_scale or follows,
+            follows,
+        )  # fmt: skip
         options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         turns = NamedLosses(losses, optimizer, wrapped)

@@ -161,7 +161,8 @@ class Trainer:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
         self._accumulation.require_none("step")
-        value, rows = self._backward(batch, BackwardCall(True, micro_batches, loss=loss))
+        cut = self._execution.noise.parts(self.steps, self.plan.micro_batches)
+        value, rows = self._backward(batch, BackwardCall(True, max(micro_batches, cut), loss=loss))
         self.update()
         seconds, waited = time.perf_counter() - began, self.world.waited - waited
         self._execution.pieces.add(seconds)
@@ -273,10 +274,9 @@ class Trainer:
         `DataLoader` of global batches, which says all else but `seed` and `continuing` itself.
 
         Iterating takes one epoch, or what is left of it after `resume`, the next time the next. A
-        second call for the same data set and `shuffle` gives the same loader, whose `batch_size`
-        may be set at any time. The order depends on `seed` (or a `DataLoader`'s generator) and
-        epoch alone. continuing: row i of a batch is the sample behind row i of the one before it,
-        as for recurrent models. loading: as of `Loading`."""
+        second call for the same data set and `shuffle` gives the same loader; its `batch_size` may
+        be set at any time. The order depends on `seed` (or a `DataLoader`'s generator) and epoch.
+        continuing: row i of a batch is the sample behind row i of the one before."""
         batching = Batching(shuffle, drop_last, collate, continuing)
         rows = self.planning.rows if isinstance(batch_size, str) else batch_size
         loader = self._loaders.asked(dataset, rows, batching, seed, loading)

@@ -72,6 +72,7 @@ def test_averages_follow_what_changes_and_are_drawn_to_no_zero() -> None:
 
 
 def test_few_steps_have_no_interval() -> None:
+    assert NoiseAverages().interval(1.0) == (None, None) and NoiseMeter(True).between(1.0) is None
     assert NoiseAverages().scale().reason == "no step has been measured yet"
     scale = averaged(steps(MEASURING.least - 1, 1.0, 3.0, 0)).scale(0.5)
     assert scale.value is not None and scale.low is scale.high is None

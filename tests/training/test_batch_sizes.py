@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import synchromesh as sm
 from synchromesh.cost.efficiency import gain, goodput
 from synchromesh.data.cursor import Cursor
-from synchromesh.engine.noise_scale import NoiseMeter
+from synchromesh.engine.noise_scale import NoiseMeter, NoiseScale
 from synchromesh.training.batch_sizes import BatchSizes
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult, StepDone
 from synchromesh.training.prepare import prepare
@@ -179,6 +179,51 @@ def test_adascale_follows_the_noise_that_it_measures() -> None:
     assert found and all(0.05 < rate <= 0.15 for rate, _ in found)
     for rate, noise in found:
         assert noise is not None and rate == pytest.approx(0.05 * gain(noise, 24, 8))
+
+
+class Normed(nn.Module):
+    """Norms see the rows of a micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 4).double(), nn.BatchNorm1d(4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+def noise_of(model: Any, size: int) -> tuple[NoiseScale | None, list[float]]:
+    """After an epoch under `single`, whose last batch may have one row; and losses."""
+    torch.manual_seed(0)
+    model = model()
+    optimizer = TINY.build_optimizer(model.parameters())
+    trainer = prepare(model, optimizer, loss, TINY.example(), "single")
+    batches = trainer.loader(TINY.train_data, f"auto:{size}-{size}")
+    losses = [float(trainer.step(batch)) for batch in batches]
+    known = trainer.noise_scale
+    trainer.close()
+    return known, losses
+
+
+def test_a_step_of_one_block_is_cut_where_batches_follow_the_noise() -> None:
+    for size in (8, 89):
+        known, losses = noise_of(TINY.model, size)
+        assert known is not None and known.steps >= min(10, len(losses)) - 1
+        torch.manual_seed(0)
+        model = TINY.build()
+        optimizer = TINY.build_optimizer(model.parameters())
+        x, y = TINY.train_data.tensors  # type: ignore[attr-defined]
+        for own, found in zip(torch.arange(ROWS).split(size), losses, strict=True):
+            optimizer.zero_grad()
+            value = loss(model, (x[own], y[own]))
+            value.backward()
+            optimizer.step()
+            assert found == pytest.approx(float(value.detach()), abs=1e-12)
+
+
+def test_norms_of_a_batch_are_not_cut() -> None:
+    known, _ = noise_of(Normed, 9)
+    assert known is not None and known.steps == 0 and "one block of rows each" in known.reason
 
 
 def test_goodputs_are_of_the_predicted_steps() -> None:
