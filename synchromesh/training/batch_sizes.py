@@ -113,16 +113,22 @@ class BatchSizes:
         began, meter = time.perf_counter(), self._execution.noise
         if not self._sizes or meter.measured == self._measured:
             return None
-        self._measured, here = meter.measured, self.loader.batch_size
+        self._measured = meter.measured
         for noise, larger in zip(meter.between(self.ERRORS) or (), (True, False), strict=False):
-            worth = self._worth(noise)
-            best = max(worth, key=worth.__getitem__, default=here)
-            gain = worth[best] / worth[here] - 1 if here in worth else inf
-            if best != here and (best > here) == larger and gain >= LIMITS.gain:
-                known = f"the noise scale is {noise:,.0f} rows or {'more' if larger else 'less'}"
-                change = BatchChange(step, here, best, known, worth.get(here), worth[best])
+            change = self._better(noise, larger, step)
+            if change is not None:
                 return self._change(change, to_come or max(self.STEPS, step), began)
         return None
+
+    def _better(self, noise: float, larger: bool, step: int) -> BatchChange | None:
+        """The batch of most goodput, where it is larger, or smaller, and worth the change."""
+        worth, here = self._worth(noise), self.loader.batch_size
+        best = max(worth, key=worth.__getitem__, default=here)
+        gain = worth[best] / worth[here] - 1 if here in worth else inf
+        if best == here or (best > here) != larger or gain < LIMITS.gain:
+            return None
+        known = f"the noise scale is {noise:,.0f} rows or {'more' if larger else 'less'}"
+        return BatchChange(step, here, best, known, worth.get(here), worth[best])
 
     def _worth(self, noise: float) -> dict[int, float]:
         """GOODPUT of each size that fits. By curves of programs that were measured with fewer rows

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint import manifest
@@ -78,13 +79,9 @@ def fit(
     torch.manual_seed(seed)
     model = workload.build()
     optimizer = workload.build_optimizer(model.parameters())
-    scheduler = workload.build_scheduler(optimizer)
-    if batches is not None and not isinstance(scheduler, ScaledRate):
-        first = workload.batch_size
-        scheduler = ScaledRate(optimizer, scheduler, RateFactor("none", first, first))
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
-        scheduler=scheduler, seed=seed, autocast=autocast, carry=workload.carry,
+        scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed, autocast=autocast, carry=workload.carry,
         headroom=headroom, noise_scale=noise_scale, say=say,
     )  # fmt: skip
     requests = Stop(trainer, stop)
@@ -99,6 +96,14 @@ def fit(
             return loop.run(None if resume is None else Path(resume), adapts)
         finally:
             trainer.close()
+
+
+def _scheduler(workload: Workload, optimizer: Optimizer, changing: bool) -> Any:
+    """The workload's, which goes on by rows where batches are changing."""
+    made, rows = workload.build_scheduler(optimizer), workload.batch_size
+    if changing and not isinstance(made, ScaledRate):
+        return ScaledRate(optimizer, made, RateFactor("none", rows, rows))
+    return made
 
 
 def _faults(
