@@ -81,8 +81,9 @@ def fit(
     optimizer = workload.build_optimizer(model.parameters())
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
-        scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed, autocast=autocast, carry=workload.carry,
-        headroom=headroom, noise_scale=noise_scale, say=say,
+        scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed,
+        autocast=autocast, carry=workload.carry, headroom=headroom, noise_scale=noise_scale,
+        say=say,
     )  # fmt: skip
     requests = Stop(trainer, stop)
     loop = _Loop(
