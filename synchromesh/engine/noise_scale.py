@@ -179,6 +179,7 @@ class NoiseMeter:
 
     def __init__(self, asked: bool = False) -> None:
         self.asked, self.cuts = asked, False  # cuts: steps that have one block are cut in two
+        self.cut = False  # whether the last one was
         self._why = ""
         self._entries: dict[int, int] = {}  # of the parameters that are measured, by data degree
         self._trained = 1  # entries of all that are trained
@@ -268,7 +269,8 @@ class NoiseMeter:
         """Micro-batches of the step that comes. micro_batches: of the plan. Where something
         depends on the noise scale, one that is measured has two blocks at least."""
         alone = micro_batches == 1 and max(self._entries, default=1) == 1
-        return 2 if self.cuts and alone and self._due(steps) else 1
+        self.cut = self.cuts and alone and self._due(steps)
+        return 2 if self.cut else 1
 
     def _hook(self, number: int, of: BlockGradient) -> Callable[[Tensor], None]:
         def measure(gradient: Tensor) -> None:

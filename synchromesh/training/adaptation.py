@@ -73,7 +73,8 @@ class Adaptation:
         if self._resized(rows, planning.rows):
             adapter.resize(planning.rows, rows)
             planning.rows = rows
-        if rows == planning.rows and pieces.chosen is not None:
+        cut = self._execution.noise.cut  # not what a step of the plan takes
+        if rows == planning.rows and pieces.chosen is not None and not cut:
             waited = min(waited, seconds)  # a wait may end after the clock was read
             self.cost = int((seconds - waited) * 1e6), int(waited * 1e6)
         plan, facts = self._execution.plan, planning.facts(active.step)

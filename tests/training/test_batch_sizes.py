@@ -221,6 +221,26 @@ def test_a_step_of_one_block_is_cut_where_batches_follow_the_noise() -> None:
             assert found == pytest.approx(float(value.detach()), abs=1e-12)
 
 
+def costs() -> list[bool]:
+    """Which of 12 steps under `single` on two ranks say what a step takes."""
+    model = TINY.build()
+    optimizer = TINY.build_optimizer(model.parameters())
+    trainer = prepare(model, optimizer, loss, TINY.example(), "single")
+    trainer.adapt()
+    trainer._execution.noise.cuts = trainer._execution.noise.asked = True
+    told = []
+    for _ in range(12):
+        trainer.step(trainer.shard(TINY.example()))
+        told.append(any(trainer.adaptation.cost))
+    trainer.close()
+    return told
+
+
+def test_a_step_that_was_cut_says_nothing_of_the_plan() -> None:
+    told = run(2, costs)[0]
+    assert told[:10] == [False] * 10 and any(told[10:])
+
+
 def test_norms_of_a_batch_are_not_cut() -> None:
     known, _ = noise_of(Normed, 9)
     assert known is not None and known.steps == 0 and "one block of rows each" in known.reason
