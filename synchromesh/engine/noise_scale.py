@@ -186,7 +186,9 @@ class NoiseMeter:
         self._own: tuple[BlockGradient, ...] = ()
         self._averages, self._share = NoiseAverages(), 0.0  # of which share of all entries
         self._last, self._every, self._at_once = -inf, 1, MEASURING.least
+        self._began = 0.0
         self._costs: deque[float] = deque(maxlen=MEASURING.latest)  # shares of a step's time
+        self._usual: deque[float] = deque(maxlen=MEASURING.latest)  # seconds of those not measured
         self._hooks: list[Any] = []
         self._collected: Sequence[tuple[int, ...]] = ()
         self.abandon()
@@ -210,6 +212,7 @@ class NoiseMeter:
         rank, which keeps its part of `parameters` and computes with `whole`, where there is one.
         why: nothing can be measured; empty: it can be."""
         self.abandon()
+        self._usual.clear()
         own, entries = list[BlockGradient](), Counter[int]()
         for name, stages in users.items():
             holding = holdings[name]
@@ -249,11 +252,12 @@ class NoiseMeter:
     def begin(self, steps: int) -> None:
         """Before the first backward of an accumulation; measures it if its turn has come. steps:
         that were done. The first ones are measured one after the other."""
+        self._began = perf_counter()
         if not self._due(steps):
             return
         self.abandon()
         self._at_once = max(0, self._at_once - 1)
-        self._open, self._last, self._began = True, steps, perf_counter()
+        self._open, self._last = True, steps
         self._hooks = [
             of.leaf.register_hook(self._hook(number, of))
             for number, of in enumerate(self._own)
@@ -299,6 +303,7 @@ class NoiseMeter:
     def finish(self, scale: float) -> None:
         """Gradients are summed over the ranks and have been multiplied by `scale`."""
         if not self._open:
+            self._usual.append(perf_counter() - self._began)
             return
         began, several = perf_counter(), dict[int, int]()
         for data in self._entries:
@@ -313,7 +318,10 @@ class NoiseMeter:
         measured, spent = float(0 < share == self._share), self._spent
         self.abandon()
         now = perf_counter()
-        told = measured, (spent + now - began) / (now - self._began)
+        cost = (spent + now - began) / (now - self._began)
+        if self.cut and self._usual:  # and by what two micro-batches take longer
+            cost = max(cost, 1 - median(self._usual) / (now - self._began))
+        told = measured, cost
         self._pending = torch.cat([moments.new_tensor(told), moments])
 
     def _moments(self, several: Mapping[int, int], scale: float) -> Tensor:

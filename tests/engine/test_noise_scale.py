@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from synchromesh.engine import noise_scale
+from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.noise_scale import MEASURING, NoiseAverages, NoiseMeter
+from synchromesh.values.plan import Plan
 
 BLOCKS, ROWS, DIMS = 2, 32, 12  # of a step; of a block; of a gradient
 
@@ -107,6 +110,23 @@ def test_the_slowest_rank_says_how_often() -> None:
     for count in range(MEASURING.latest):
         meter.collect([sent(True, 0.9, 0, count)])
     assert [step for step in range(4, 500) if began(meter, step)] == [103, 203, 303, 403]
+
+
+def test_what_a_cut_step_takes_longer_is_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second as it is, two in two micro-batches: half of its time."""
+    now = [0.0]
+    monkeypatch.setattr(noise_scale, "perf_counter", lambda: now[0])
+    meter = NoiseMeter(asked=True)
+    meter._entries, meter._at_once, meter._last, meter._every, meter.cuts = {1: 1}, 0, 0, 2, True
+    for step, micro_batches in ((1, 1), (2, 2)):
+        assert meter.parts(step, 1) == micro_batches
+        meter.begin(step)
+        meter.count([GlobalRows((4,), Plan.parse("single"))] * micro_batches)
+        now[0] += micro_batches
+        meter.finish(1.0)
+    measured, cost, *_ = struct.unpack("4d", struct.pack("4q", *meter.take()))
+    assert (measured, cost) == (1.0, 0.5)
+    assert meter.parts(4, micro_batches=2) == 1, "of a plan that has two"
 
 
 def test_what_ranks_have_measured_adds_up() -> None:
