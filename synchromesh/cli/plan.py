@@ -206,11 +206,18 @@ def _to_target(args: argparse.Namespace) -> "PlannedToTarget":
     lines += [f"dollars on {n}: {p or 'no price, so not by money'}" for n, p in prices.items()]
     title = f"{args.target}: time against money to the {target.target}; * is chosen"
     answer(args, document, lambda: _show_frontier(title, made, lines))
+    _write_page(args, made, title.removesuffix("; * is chosen"), lines)
+    return made
+
+
+def _write_page(
+    args: argparse.Namespace, made: "PlannedToTarget", title: str, told: list[str]
+) -> None:
+    """The frontier, where --output is to be a page."""
     if _is_page(args) and made.plans:
         from synchromesh.report.frontier import page
 
-        write(Path(args.output), page(made, title.removesuffix("; * is chosen"), lines))
-    return made
+        write(args.output, page(made, title, told))
 
 
 def _show_frontier(title: str, made: "PlannedToTarget", told: list[str]) -> None:

@@ -305,12 +305,9 @@ class NoiseMeter:
         if not self._open:
             self._usual.append(perf_counter() - self._began)
             return
-        began, several = perf_counter(), dict[int, int]()
-        for data in self._entries:
-            ranges = (block for part in self._parts for block in part.ranges(data))
-            blocks = sum(stop > start for start, stop in ranges)
-            if blocks > 1:
-                several[data] = blocks
+        began = perf_counter()
+        blocks = {data: self._blocks(data) for data in self._entries}
+        several = {data: count for data, count in blocks.items() if count > 1}
         share = sum(self._entries[data] for data in several) / self._trained
         if share > self._share:
             self._share, self._averages = share, NoiseAverages()
@@ -318,11 +315,16 @@ class NoiseMeter:
         measured, spent = float(0 < share == self._share), self._spent
         self.abandon()
         now = perf_counter()
-        cost = (spent + now - began) / (now - self._began)
-        if self.cut and self._usual:  # and by what two micro-batches take longer
-            cost = max(cost, 1 - median(self._usual) / (now - self._began))
-        told = measured, cost
+        taken, spent = now - self._began, spent + now - began
+        if self.cut and self._usual:  # two micro-batches take longer
+            spent = max(spent, taken - median(self._usual))
+        told = measured, spent / taken
         self._pending = torch.cat([moments.new_tensor(told), moments])
+
+    def _blocks(self, data: int) -> int:
+        """Of the step, under a data degree."""
+        ranges = (block for part in self._parts for block in part.ranges(data))
+        return sum(stop > start for start, stop in ranges)
 
     def _moments(self, several: Mapping[int, int], scale: float) -> Tensor:
         """(2,): this rank's part of |G|^2 and tr S. several: blocks, where there are several."""
