@@ -46,9 +46,9 @@ from benchmarks.machine import machine
 from benchmarks.published import read
 from synchromesh.cost.efficiency import HEADING, EpochFit
 from synchromesh.engine.noise_scale import MEASURING, NoiseScale
+from synchromesh.training.learning_rate import scaled
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.document import write
-from synchromesh.workloads.learning_rate import scaled
 from synchromesh.workloads.target import load
 from synchromesh.workloads.workload import Workload
 from tests.real_data import DATA

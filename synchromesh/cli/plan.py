@@ -18,10 +18,10 @@ from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
     from synchromesh.catalogue.prices import HourlyPrice
+    from synchromesh.cost.target_plans import PlannedToTarget
     from synchromesh.planning.layer_profile import LayerProfile
     from synchromesh.planning.layers import LayerPlanned
     from synchromesh.planning.offline import Planned
-    from synchromesh.planning.to_target import PlannedToTarget
     from synchromesh.values.cluster import Cluster
 
 FILE = "cluster.yaml"  # that `doctor` writes unless told otherwise

@@ -17,7 +17,7 @@ from synchromesh.values.extras import require
 from synchromesh.values.plan import Plan
 
 if TYPE_CHECKING:
-    from synchromesh.workloads.learning_rate import RateFactor
+    from synchromesh.training.learning_rate import RateFactor
     from synchromesh.workloads.workload import Workload
 
 
@@ -186,7 +186,7 @@ def _workload(
     args: argparse.Namespace, before: dict[str, object], batches: object
 ) -> "tuple[Workload, RateFactor]":
     """And by what its learning rates are multiplied."""
-    from synchromesh.workloads.learning_rate import scaled, usual_rule
+    from synchromesh.training.learning_rate import scaled, usual_rule
     from synchromesh.workloads.target import load
 
     workload = load(args.target, args.data)

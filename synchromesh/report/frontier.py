@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from synchromesh.planning.to_target import PlannedToTarget, TargetPlan
+from synchromesh.cost.target_plans import PlannedToTarget, TargetPlan
 from synchromesh.report.drawing import SIZES, Drawing, SharedStyles, drawn
 from synchromesh.report.figure import PageFigure, PageTable, Section
 from synchromesh.report.lines import below_legend, style

@@ -26,9 +26,9 @@ from synchromesh.values import document
 
 if TYPE_CHECKING:
     from synchromesh.runs.events import RunEvent
+    from synchromesh.training.learning_rate import RateFactor
     from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
     from synchromesh.values.plan import Plan
-    from synchromesh.workloads.learning_rate import RateFactor
     from synchromesh.workloads.workload import Workload
 
 TAKEN_OVER = ("workload", "seed", "batch_size")

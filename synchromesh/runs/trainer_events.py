@@ -14,10 +14,10 @@ from synchromesh.runs.machine import rank_machine, versions
 from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.run_folder import Job
 from synchromesh.training.events import StepDone
+from synchromesh.training.learning_rate import RateFactor
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import to_plain
 from synchromesh.values.layout import Layout
-from synchromesh.workloads.learning_rate import RateFactor
 
 
 def started(job: Job, trainer: Trainer) -> RunStarted:

@@ -16,8 +16,8 @@ from synchromesh.data.loader import Loader
 from synchromesh.planner.candidate import Candidate
 from synchromesh.training.batch_sizes import BatchChange, BatchSizes
 from synchromesh.training.execution import Execution
+from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.learning_rate import ScaledRate
 
 NO_COST = (0, 0)
 

@@ -25,10 +25,10 @@ from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planning.session import quickest
 from synchromesh.training.active_plan import unmeasurable
 from synchromesh.training.execution import Execution
+from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.values.batch_sizes import BatchRange
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
-from synchromesh.workloads.learning_rate import ScaledRate
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
+from synchromesh.training.learning_rate import RateFactor, ScaledRate
 from synchromesh.training.prepare import prepare
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
 from synchromesh.values.caution import caution
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.learning_rate import RateFactor, ScaledRate
 from synchromesh.workloads.workload import Workload, is_stream
 
 
@@ -56,7 +56,7 @@ def fit(
     autocast, headroom, noise_scale: as of `prepare`.
     batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
     grow behind epochs; default: all have the workload's batch size. Learning rates follow where
-    the workload's come of `scaled` (workloads/learning_rate.py).
+    the workload's come of `scaled` (training/learning_rate.py).
     on_event: receives the values of training/events.py, on every rank.
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.

@@ -25,12 +25,12 @@ from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature
 from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
+from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.learning_rate import ScaledRate
 
 
 def prepare(

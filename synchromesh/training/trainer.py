@@ -41,10 +41,10 @@ from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
+from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.learning_rate import ScaledRate
 
 
 class Trainer:

@@ -10,8 +10,9 @@ import pytest
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice, cluster_price
 from synchromesh.cost.efficiency import EpochCurve, Goal, ToTarget
+from synchromesh.cost.target_plans import PlannedToTarget, TargetPlan
 from synchromesh.planning.offline import plan
-from synchromesh.planning.to_target import PlannedToTarget, TargetPlan, plan_to_target
+from synchromesh.planning.to_target import plan_to_target
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.target import PUBLISHED, load, rows_of_an_epoch
 

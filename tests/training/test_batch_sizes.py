@@ -18,10 +18,10 @@ from synchromesh.data.cursor import Cursor
 from synchromesh.engine.noise_scale import NoiseMeter, NoiseScale
 from synchromesh.training.batch_sizes import BatchSizes
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult, StepDone
+from synchromesh.training.learning_rate import scaled
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
-from synchromesh.workloads.learning_rate import scaled
 from synchromesh.workloads.workload import Workload
 from tests.ranks import RankFailed, run
 from tests.traces import known

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import IterableDataset, TensorDataset
 
 from synchromesh.cost.efficiency import gain
-from synchromesh.workloads.learning_rate import RateFactor, ScaledRate, scaled
+from synchromesh.training.learning_rate import RateFactor, ScaledRate, scaled
 from synchromesh.workloads.workload import Workload
 
 
