@@ -45,7 +45,7 @@ import synchromesh as sm
 from benchmarks.machine import machine
 from benchmarks.published import read
 from synchromesh.cost.efficiency import HEADING, EpochFit
-from synchromesh.engine.noise_scale import MEASURING, NoiseScale
+from synchromesh.engine.noise_averages import MEASURING, NoiseScale
 from synchromesh.training.learning_rate import scaled
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.document import write

@@ -12,7 +12,7 @@ from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, shown, summary
-from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite

@@ -23,129 +23,18 @@ on the same devices each gives a part in a backward of its own."""
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, nan, prod, sqrt
+from math import ceil, inf, isfinite, nan, prod
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.noise_averages import MEASURING, NoiseAverages, NoiseScale, NoiseState
 from synchromesh.engine.optimizer import norms
-from synchromesh.values.fields import Within
 from synchromesh.values.holding import Holding
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """How often is measured, and over how many steps it is averaged; chosen but for `share`."""
-
-    # of a step's time, that what is timed of measuring may take on the slowest rank; what is not
-    # (calls of hooks, cold caches) takes about as much again: 0.5 to 0.9 % in all on two CPU ranks
-    share: float = 0.005
-    most: int = 100  # steps from one that is measured to the next
-    latest: int = 5  # measured steps whose median says what one takes
-    window: int = 500  # measured steps that count, about
-    least: int = 10  # measured steps before an interval is given
-    deviations: float = 1.96  # of a normal distribution on either side: 95 %
-
-
-MEASURING = Measuring()
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """What is known of the noise scale, and why not more (`reason`).
-
-    value, low, high: in rows; of 95 %. None: not known, or (high) as large as it may be.
-    squared_gradient, trace: |G|^2 and tr S. steps: that were measured. measured_share: of the
-    entries of the parameters that are trained."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    squared_gradient: float | None = None
-    trace: float | None = None
-    steps: int = 0
-    measured_share: float = 0.0
-    reason: str = ""
-
-    @property
-    def known(self) -> float | None:
-        """What decisions are made by: at least so much, where no value is known."""
-        if self.steps < MEASURING.least:
-            return None
-        return self.low if self.value is None else self.value
-
-
-@dataclass(frozen=True)
-class NoiseState:
-    """What a checkpoint keeps of averages: entries that are measured by data degree, their share
-    of all, and what `NoiseAverages` has."""
-
-    entries: Mapping[str, Annotated[int, Within(0)]]
-    share: Annotated[float, Within(0.0, 1.0)]
-    steps: Annotated[int, Within(0)]
-    weights: Annotated[float, Within(0.0)]
-    squares: Annotated[float, Within(0.0)]
-    sums: tuple[Annotated[float, Within(-inf)], ...]
-
-    def __post_init__(self) -> None:
-        if len(self.sums) != 5 or not all(map(str.isdigit, self.entries)):
-            raise ValueError("five sums are kept of the noise scale, and degrees are numbers")
-
-
-class NoiseAverages:
-    """Averages of both moments over steps, and the quotient of these: that of one step divides by
-    what may be zero.
-
-    Steps weigh alike until there are `window`; then each new one takes 1 / window of what those
-    before weigh. Sums are divided by the sum of weights, so that no average is drawn to zero."""
-
-    def __init__(self, window: int = MEASURING.window) -> None:
-        self.steps, self._keep, self._window = 0, 1 - 1 / window, window
-        self._weights = self._squares = 0.0
-        self._sums = torch.zeros(5, dtype=torch.float64)  # of g, t, g g, g t, t t
-
-    def add(self, squared: float, trace: float) -> None:
-        """The estimates of |G|^2 and tr S of one step."""
-        keep = self._keep if self.steps >= self._window else 1.0
-        self.steps += 1
-        self._weights, self._squares = keep * self._weights + 1, keep**2 * self._squares + 1
-        products = (squared, trace, squared**2, squared * trace, trace**2)
-        self._sums = keep * self._sums + torch.tensor(products, dtype=torch.float64)
-
-    def scale(self, share: float = 1.0) -> NoiseScale:
-        """share: of the parameters that was measured."""
-        if not self.steps:
-            return NoiseScale(measured_share=share, reason="no step has been measured yet")
-        g, t, *_ = (self._sums / self._weights).tolist()
-        low, high = self.interval(MEASURING.deviations)
-        reason = "gradient and noise are not told apart yet: measure more steps or larger batches"
-        if self.steps < MEASURING.least:
-            reason = f"an interval needs {MEASURING.least} measured steps, and {self.steps} were"
-        elif high is not None:
-            reason = ""
-        value = max(t, 0.0) / g if g > 0 else None
-        return NoiseScale(value, low, high, g, t, self.steps, share, reason)
-
-    def interval(self, deviations: float) -> tuple[float | None, float | None]:
-        """All phi for which the mean of t - phi g lies within `deviations` standard errors of 0,
-        as steps were independent (Fieller 1954); where g is well known it is the delta method's.
-
-        (g^2 - z^2 V_gg) phi^2 - 2 (g t - z^2 V_gt) phi + t^2 - z^2 V_tt  <=  0"""
-        if self.steps < MEASURING.least:
-            return None, None
-        part = self._squares / self._weights**2
-        g, t, gg, gt, tt = (self._sums / self._weights).tolist()
-        spread = deviations**2 * part / (1 - part)  # of means, unbiased
-        a, c = g * g - spread * (gg - g * g), t * t - spread * (tt - t * t)
-        half = g * t - spread * (gt - g * t)
-        root = sqrt(max(half * half - a * c, 0.0))
-        if a > 0 and g > 0:
-            return max(0.0, (half - root) / a), max(0.0, (half + root) / a)
-        return (max(0.0, (half - root) / a) if c > 0 and a < 0 else 0.0), None
 
 
 @dataclass(frozen=True)
@@ -178,20 +67,28 @@ class NoiseMeter:
         take  collect                                   with the rows of the next backward"""
 
     def __init__(self, asked: bool = False) -> None:
-        self.asked, self.cuts = asked, False  # cuts: steps that have one block are cut in two
-        self.cut = False  # whether the last one was
+        self.asked = asked
+        # what depends on the noise scale follows it; cuts: steps of one block in two; cut: the
+        # last one was
+        self.follows = self.cuts = self.cut = False
         self._why = ""
         self._entries: dict[int, int] = {}  # of the parameters that are measured, by data degree
         self._trained = 1  # entries of all that are trained
         self._own: tuple[BlockGradient, ...] = ()
         self._averages, self._share = NoiseAverages(), 0.0  # of which share of all entries
-        self._last, self._every, self._at_once = -inf, 1, MEASURING.least
+        self._last, self._every, self._begun = -inf, 1, 0
         self._began = 0.0
         self._costs: deque[float] = deque(maxlen=MEASURING.latest)  # shares of a step's time
         self._usual: deque[float] = deque(maxlen=MEASURING.latest)  # seconds of those not measured
         self._hooks: list[Any] = []
         self._collected: Sequence[tuple[int, ...]] = ()
         self.abandon()
+
+    def follow(self, divisible: bool) -> None:
+        """Something depends on the noise scale. divisible: two micro-batches train what one does,
+        so that a step of one block is cut in two where it is measured."""
+        self.asked = self.follows = True
+        self.cuts = divisible
 
     def abandon(self) -> None:
         """After a step that failed, or before another plan: what was measured of it is dropped."""
@@ -232,7 +129,7 @@ class NoiseMeter:
             )
         if entries != self._entries:
             self._entries, self._share, self._averages = dict(entries), 0.0, NoiseAverages()
-            self._at_once = MEASURING.least
+            self._begun = 0
 
     def state(self) -> NoiseState | None:
         """What a checkpoint keeps, alike on all ranks; None where it was not asked for."""
@@ -247,7 +144,7 @@ class NoiseMeter:
             of, self._share = NoiseAverages(), known.share
             of.steps, of._weights, of._squares = known.steps, known.weights, known.squares
             of._sums = torch.tensor(known.sums, dtype=torch.float64)
-            self._averages, self._at_once = of, max(0, MEASURING.least - known.steps)
+            self._averages, self._begun = of, known.steps
 
     def begin(self, steps: int) -> None:
         """Before the first backward of an accumulation; measures it if its turn has come. steps:
@@ -256,7 +153,7 @@ class NoiseMeter:
         if not self._due(steps):
             return
         self.abandon()
-        self._at_once = max(0, self._at_once - 1)
+        self._begun += 1
         self._open, self._last = True, steps
         self._hooks = [
             of.leaf.register_hook(self._hook(number, of))
@@ -266,8 +163,16 @@ class NoiseMeter:
         self._spent = perf_counter() - self._began
 
     def _due(self, steps: int) -> bool:
-        every = 1 if self._at_once else self._every
+        every = 1 if self._begins else self._every
         return self.asked and not self._why and not 0 <= steps - self._last < every
+
+    @property
+    def _begins(self) -> bool:
+        """Whether steps are measured one after the other."""
+        if self._begun < MEASURING.least or not self.follows or self._begun >= MEASURING.first:
+            return self._begun < MEASURING.least
+        low, high = self.between(1.0) or (0.0, inf)
+        return high > MEASURING.apart * low
 
     def parts(self, steps: int, micro_batches: int) -> int:
         """Micro-batches of the step that comes. micro_batches: of the plan. Where something

@@ -82,12 +82,15 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
 
 
 def price(
-    partitions: PartitionCache, plan: Plan, profile: Profile, walk: Walk = step_time
-) -> Candidate:
+    partitions: PartitionCache, plan: Plan, profile: Profile, walk: Walk = step_time,
+    rows: int | None = None,
+) -> Candidate:  # fmt: skip
     """Seconds, bytes on each device, whether it stays below the limits. Where a plan leaves
-    pieces open it gets the better number, of those that fit if any does. walk: tells seconds."""
+    pieces open it gets the better number, of those that fit if any does. walk: tells seconds.
+    rows: of global batches; None: the problem's, for which it was partitioned."""
     try:
         placed = planned_step(partitions, plan)
+        placed = replace(placed, rows=rows or placed.rows)
         if plan.pieces is None or plan.stages:
             time = best_pieces(placed, profile, (PIECES,), walk)
         else:
@@ -97,7 +100,7 @@ def price(
         return Candidate(plan, None, (), False, str(error))
     lack = _lack(partitions.problem, plan, memory)
     if lack and plan.pieces is None and time.pieces > 1:
-        alone = price(partitions, replace(plan, pieces=1), profile, walk)
+        alone = price(partitions, replace(plan, pieces=1), profile, walk, rows)
         if alone.fits:
             return replace(alone, plan=plan)
     return Candidate(plan, time, memory, not lack, lack)

@@ -135,27 +135,23 @@ class LivePlanning:
         self.profile: Profile | None = None
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
-        self._facts: dict[int, LiveFacts] = {}  # by rows, of one step
+        self._facts: LiveFacts | None = None
 
-    def facts(self, step: Step, rows: int | None = None) -> LiveFacts:
-        """What a plan is wanted for; partitions that were solved for it are kept with it. rows: of
-        a global batch; None: as they are."""
-        rows = rows or self.rows
-        if any(facts.problem.step is not step for facts in self._facts.values()):
-            self._facts = {}
-        if rows not in self._facts:
-            self._facts[rows] = LiveFacts.of(
-                self.world, self.model, step, self.optimizer, self._example, rows,
+    def facts(self, step: Step) -> LiveFacts:
+        """What a plan is wanted for; partitions that were solved for it are kept with it."""
+        facts = self._facts
+        if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
+            facts = self._facts = LiveFacts.of(
+                self.world, self.model, step, self.optimizer, self._example, self.rows,
                 self.memory.headrooms,
             )  # fmt: skip
-        return self._facts[rows]
+        return facts
 
-    def session(self, step: Step, rows: int | None = None) -> LiveSession:
-        """rows: as of `facts`."""
-        return LiveSession(self.facts(step, rows), self.say)
+    def session(self, step: Step) -> LiveSession:
+        return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        facts = self._facts.get(self.rows)
+        facts = self._facts
         if facts is None or facts.problem.step is not step:
             return None
         return facts.partitions.known(plan)

@@ -97,8 +97,8 @@ class BatchSizes:
         if why:
             raise ValueError(f"batch_size={str(among)!r}: {why}; give a number of rows")
         self._sizes = among.sizes(self._base, self.loader.samples)
-        execution.options, execution.noise.asked = options, True
-        execution.noise.cuts = not execution.model.statistics  # norms would see other rows
+        execution.options = options
+        execution.noise.follow(not execution.model.statistics)  # norms would see other rows
         self.loader.chosen = True
         first = self.loader.cursor.batch_size or self._base  # of a resumed run, else
         self.loader.batch_size = min(max(first, self._sizes[0]), self._sizes[-1])
@@ -151,16 +151,16 @@ class BatchSizes:
 
     def _price(self, rows: int, measure: bool = True) -> Candidate:
         """The quickest of some plans with batches of so many rows. measure: what is not known."""
-        execution, known = self._execution, self._profile
-        session = execution.planning.session(execution.active.step, rows)
+        execution = self._execution
+        facts = execution.planning.facts(execution.active.step)
         priced = list[Candidate]()
         for plan in dict.fromkeys((execution.plan, *self._others())):
-            if measure or known is None:
-                candidate, known = session.priced(plan, known)
-            else:
-                candidate = price(session.partitions, plan, known)
-            priced.append(candidate)
-        self._profile = known
+            if measure or self._profile is None:
+                self._profile = facts.profile(
+                    facts.partitions.possible([plan]), self._profile, facts.problem.ranks(plan),
+                    rows=rows, micro_batches=(plan.micro_batches,),
+                )  # fmt: skip
+            priced.append(price(facts.partitions, plan, self._profile, rows=rows))
         return quickest(priced)
 
     def _others(self) -> list[Plan]:
@@ -235,15 +235,17 @@ class BatchSizes:
     def _taken(self, rows: int, to_come: int) -> Plan:
         """The quickest plan that is known for such batches, or the one in force where it fits and
         a move is not worth it."""
-        execution, plan = self._execution, self._execution.plan
-        active, planning = execution.active, execution.planning
-        best = self._price(rows, measure=False)
-        facts = planning.facts(active.step, rows)
-        stays = price(facts.partitions, plan, cast(Profile, self._profile))
+        execution, plan, known = (
+            self._execution,
+            self._execution.plan,
+            cast(Profile, self._profile),
+        )
+        facts = execution.planning.facts(execution.active.step)
+        best, stays = self._price(rows, False), price(facts.partitions, plan, known, rows=rows)
         target = best.plan
         if stays.fits and stays.time is not None:
-            run = LiveRun(facts, plan, active.partition, self._switch)
-            move = run.move(best.plan, cast(Profile, self._profile), stays.seconds)
+            run = LiveRun(facts, plan, execution.active.partition, self._switch)
+            move = run.move(best.plan, known, stays.seconds)
             if not weigh(stays.seconds, best.seconds, to_come, move).switch:
                 target = plan
         return Plan.parse(execution.world.everyone.broadcast_json(str(target)))

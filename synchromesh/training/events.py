@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synchromesh.adapt.decision import Decision
-from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan

@@ -73,7 +73,8 @@ class Execution:
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         self.reports, self.noise = Reports(), NoiseMeter(options.noise_scale)
-        self.noise.cuts = options.follows_noise and not model.statistics
+        if options.follows_noise:
+            self.noise.follow(not model.statistics)
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)
         step = self.traces.training_step(plan, example)

@@ -27,7 +27,7 @@ from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.control_channel import EVALUATE, checked_gather
 from synchromesh.engine.groups import World
-from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import LivePlanning

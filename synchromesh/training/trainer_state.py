@@ -9,7 +9,7 @@ from typing import Any
 from synchromesh.checkpoint.json_state import from_json, to_json
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.data.cursor import Cursor
-from synchromesh.engine.noise_scale import NoiseState
+from synchromesh.engine.noise_averages import NoiseState
 from synchromesh.values import document
 from synchromesh.values.fields import of_plain, to_plain
 

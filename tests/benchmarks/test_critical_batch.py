@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.critical_batch import SWEEPS, batches, best_factor, crossing, noise, result
-from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
 
 
 def test_a_target_is_reached_between_two_evaluations() -> None:

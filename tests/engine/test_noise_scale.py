@@ -9,7 +9,8 @@ from torch import Tensor
 
 from synchromesh.engine import noise_scale
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.noise_scale import MEASURING, NoiseAverages, NoiseMeter
+from synchromesh.engine.noise_averages import MEASURING, NoiseAverages
+from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.values.plan import Plan
 
 BLOCKS, ROWS, DIMS = 2, 32, 12  # of a step; of a block; of a gradient
@@ -117,7 +118,7 @@ def test_what_a_cut_step_takes_longer_is_its_cost(monkeypatch: pytest.MonkeyPatc
     now = [0.0]
     monkeypatch.setattr(noise_scale, "perf_counter", lambda: now[0])
     meter = NoiseMeter(asked=True)
-    meter._entries, meter._at_once, meter._last, meter._every, meter.cuts = {1: 1}, 0, 0, 2, True
+    meter._entries, meter._begun, meter._last, meter._every, meter.cuts = {1: 1}, 10, 0, 2, True
     for step, micro_batches in ((1, 1), (2, 2)):
         assert meter.parts(step, 1) == micro_batches
         meter.begin(step)

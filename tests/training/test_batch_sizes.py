@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import synchromesh as sm
 from synchromesh.cost.efficiency import gain, goodput
 from synchromesh.data.cursor import Cursor
-from synchromesh.engine.noise_scale import NoiseMeter, NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
+from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.training.batch_sizes import BatchSizes
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult, StepDone
 from synchromesh.training.learning_rate import scaled
@@ -262,7 +263,8 @@ def test_goodputs_are_of_the_predicted_steps() -> None:
     found, step = sizes._worth(50.0), trainer.traced
     assert sorted(found) == [4, 8, 16, 32]
     best = max(found, key=found.__getitem__)
-    session = trainer.planning.session(step, best)
+    trainer.planning.rows = best
+    session = trainer.planning.session(step)
     candidate, profile = session.priced(trainer.plan, trainer.planning.profile)
     assert trainer.planning.profile is not None
     assert profile.compute == trainer.planning.profile.compute, "the best one is measured"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.engine import noise_scale
-from synchromesh.engine.noise_scale import NoiseScale
+from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.plain import Case, adamw, traced

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler as schedules
 
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.data.cursor import Cursor
-from synchromesh.engine.noise_scale import NoiseState
+from synchromesh.engine.noise_averages import NoiseState
 from synchromesh.training.trainer_state import TrainerState
 
 Made = Callable[[torch.optim.Optimizer], schedules.LRScheduler]
