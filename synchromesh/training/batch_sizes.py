@@ -150,18 +150,24 @@ class BatchSizes:
             self._priced = (self._profile, plan), found
 
     def _price(self, rows: int, measure: bool = True) -> Candidate:
-        """The quickest of some plans with batches of so many rows. measure: what is not known."""
+        """The quickest plan with batches of so many rows. measure: what is not known of the one in
+        force and of the quickest by what is known; else it is that of all that are likely."""
         execution = self._execution
         facts = execution.planning.facts(execution.active.step)
-        priced = list[Candidate]()
-        for plan in dict.fromkeys((execution.plan, *self._others())):
-            if measure or self._profile is None:
+        plans = [execution.plan, *self._others()]
+        if measure and self._profile is not None:
+            plans = [execution.plan, self._price(rows, False).plan]
+        if measure or self._profile is None:
+            counts = {plan.micro_batches for plan in plans}
+            for plan in dict.fromkeys(plans):
                 self._profile = facts.profile(
                     facts.partitions.possible([plan]), self._profile, facts.problem.ranks(plan),
-                    rows=rows, micro_batches=(plan.micro_batches,),
+                    rows=rows, micro_batches=counts,
                 )  # fmt: skip
-            priced.append(price(facts.partitions, plan, self._profile, rows=rows))
-        return quickest(priced)
+        known = cast(Profile, self._profile)
+        return quickest(
+            price(facts.partitions, plan, known, rows=rows) for plan in dict.fromkeys(plans)
+        )
 
     def _others(self) -> list[Plan]:
         """Those that were the quickest, and uniform ones, where the plan may change: the larger a

@@ -303,7 +303,7 @@ def test_batches_grow_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     ask = BatchSizes._price
     monkeypatch.setattr(
         BatchSizes, "_price",
-        lambda self, rows: replace(ask(self, rows), fits=rows <= 20),
+        lambda self, rows, *how: replace(ask(self, rows, *how), fits=rows <= 20),
     )  # fmt: skip
     result, sizes = scheduled("1:x5", epochs=2)
     assert sizes == [8] * 11 + [2] + [20] * 4 + [10]
