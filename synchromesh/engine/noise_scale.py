@@ -121,15 +121,17 @@ class NoiseMeter:
                 p = parameters[name]
                 own.append(BlockGradient(p, whole.get(name, p), holding, position, data))
         self._own, self._why = tuple(own), why
-        self._trained = max(1, sum(prod(holdings[name].tensor.shape) for name in users))
+        trained = max(1, sum(prod(holdings[name].tensor.shape) for name in users))
+        of_all = self._share == 1.0 and self._trained == trained == entries.total()
+        self._trained = trained
         if not entries:
             self._why = why or (
                 "every parameter is used under several layouts, so that no rank has the gradient "
                 "of a block: give the components that share them equal layouts"
             )
-        if entries != self._entries:
-            self._entries, self._share, self._averages = dict(entries), 0.0, NoiseAverages()
-            self._begun = 0
+        if entries != self._entries and not of_all:
+            self._share, self._averages, self._begun = 0.0, NoiseAverages(), 0
+        self._entries = dict(entries)
 
     def state(self) -> NoiseState | None:
         """What a checkpoint keeps, alike on all ranks; None where it was not asked for."""
@@ -139,8 +141,13 @@ class NoiseMeter:
         return known if self.asked else None
 
     def resume(self, known: NoiseState | None) -> None:
-        """Goes on from that, where as many entries are measured under the plan in force."""
-        if known and self.asked and {int(n): x for n, x in known.entries.items()} == self._entries:
+        """Goes on from that, where the same entries are measured under the plan in force."""
+        if not known or not self.asked:
+            return
+        entries = {int(n): count for n, count in known.entries.items()}
+        here = sum(self._entries.values())
+        of_all = known.share == 1.0 and sum(entries.values()) == here == self._trained
+        if entries == self._entries or of_all:
             of, self._share = NoiseAverages(), known.share
             of.steps, of._weights, of._squares = known.steps, known.weights, known.squares
             of._sums = torch.tensor(known.sums, dtype=torch.float64)

@@ -379,3 +379,25 @@ def test_averages_go_on_in_a_resumed_run(plan: str, tmp_path: Path) -> None:
     other.resume(tmp_path / "saved")
     assert other.noise_scale is None
     other.close()
+
+
+def switching() -> tuple[int, int, float]:
+    """Steps that count under `data`, after a switch and four steps more, and their share."""
+    model, (x, y) = build(), samples()
+    trainer = prepare(model, fixed(model), loss, (x[:BATCH], y[:BATCH]), "data", noise_scale=True)
+    counted = []
+    for plan in ("data", "data:states=parameters", "single; @micro_batches=2"):
+        if str(trainer.plan) != plan:
+            trainer.switch(plan)
+        for start in range(0, 5 * BATCH, BATCH):
+            trainer.step(trainer.shard((x[start : start + BATCH], y[start : start + BATCH])))
+        known = trainer.noise_scale
+        assert known is not None
+        counted.append(known.steps)
+    trainer.close()
+    return counted[0], counted[-1], known.measured_share
+
+
+def test_another_plan_that_measures_everything_too_goes_on() -> None:
+    """What is known with the next step is lost with each switch."""
+    assert run(2, switching)[0] == (4, 12, 1.0)
