@@ -356,8 +356,8 @@ def main() -> int:
     together = sum(r["together"] for r in results)
     passed = together > 0 and not any(r["missed"] for r in results)
     if options.json:
-        document = {"machine": machine(), "models": results, "runs": runs, "passed": passed}
-        print(json.dumps(document, indent=2))
+        told = {"machine": machine(), "models": results, "runs": runs, "passed": passed}
+        print(json.dumps(told, indent=2))
     else:
         print(machine())
         for result in results:
