@@ -4,9 +4,10 @@
 
 (cost/efficiency.py; Qiao et al. 2021, "Pollux", OSDI.) Whenever the noise scale was measured, the
 batch of most goodput is taken if that is worth the change: a larger one by the low end of what the
-noise scale may be, a smaller one by its high end, so that little is done while little is known. T
-is that of the quickest plan that fits, of the one in force and, where the plan may change, of
-those that were the quickest. The adapter looks for further ones once batches have changed."""
+noise scale may be, a smaller one by its high end, so that little is done while little is known.
+It stays for as many steps as were done before. T is that of the quickest plan that fits, of the
+one in force and, where the plan may change, of those that it was chosen from. The adapter looks
+for further ones once batches have changed."""
 
 import time
 from collections.abc import Callable
@@ -59,8 +60,6 @@ class BatchSizes:
     rates: of the optimizer, which follow; None: its user's."""
 
     ERRORS: ClassVar = 1.0  # standard errors between which a noise scale is thought to lie; chosen
-    PLANS: ClassVar = 2  # the quickest besides the one in force, and as many uniform ones, are
-    # priced at all sizes; chosen
     STEPS: ClassVar = 100  # to come, at least, where nobody says how many; chosen
 
     def __init__(
@@ -74,6 +73,7 @@ class BatchSizes:
         self._sizes: list[int] = []  # to choose among; none: batches do not follow the noise
         self._priced: tuple[Any, dict[int, Candidate]] = (None, {})  # by profile and plan in force
         self._measured = 0  # steps whose noise was considered
+        self._next = 0  # the step from which on batches may change again
         self._likely: list[Plan] = []
 
     # By the noise scale
@@ -106,12 +106,12 @@ class BatchSizes:
 
     def restart(self) -> None:
         """Another plan is in force, or a checkpoint's state."""
-        self._execution.planning.rows = self.loader.batch_size
+        self._execution.planning.rows, self._next = self.loader.batch_size, 0
 
     def note(self, step: int, to_come: int) -> BatchChange | None:
         """At the end of a step. step: done; to_come: 0 where that is not known."""
         began, meter = time.perf_counter(), self._execution.noise
-        if not self._sizes or meter.measured == self._measured:
+        if not self._sizes or meter.measured == self._measured or step < self._next:
             return None
         self._measured = meter.measured
         for noise, larger in zip(meter.between(self.ERRORS) or (), (True, False), strict=False):
@@ -170,13 +170,10 @@ class BatchSizes:
         )
 
     def _others(self) -> list[Plan]:
-        """Those that were the quickest, and uniform ones, where the plan may change: the larger a
-        batch, the less what data ranks exchange weighs against what all others do."""
+        """Those that the adapter has prices of, where the plan may change."""
         adapter = self._adapter()
-        if adapter is not None and (predicted := adapter.known.predicted):
-            ordered = sorted(predicted, key=predicted.__getitem__)
-            uniform = [plan for plan in ordered if len(plan.specs) == 1]
-            self._likely = list(dict.fromkeys((*ordered[: self.PLANS], *uniform[: self.PLANS])))
+        if adapter is not None and adapter.known.predicted:
+            self._likely = [*adapter.known.predicted]
         return self._likely
 
     @property
@@ -225,6 +222,7 @@ class BatchSizes:
         self.loader.batch_size = execution.planning.rows = rows
         if taken != plan:
             self._switch(taken)
+        self._next = 2 * asked.step  # so that sizes do not take turns for ever
         if adapter is not None:
             adapter.resize(asked.before, rows)  # looks for more plans when that may take its time
         if self._rates is not None:
