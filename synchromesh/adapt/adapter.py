@@ -89,6 +89,7 @@ class Adapter:
         """Batches have other rows from now on: steps are learnt anew, the plan is reconsidered."""
         self.known = KnownPlans(self.profile)
         self.monitor.follow()
+        self.history.awaited = None  # what steps take since is of other rows
         noticed = f"global batches have {rows} rows, {before} before"
         self.phase = Phase(waiting=Drift(0.0, 0.0, False, False, noticed))
 

@@ -81,8 +81,8 @@ COMMAND = command(
            "twentieth"),
     option("--lr-rule", choices=("none", "linear", "sqrt", "adascale"),
            help="learning rates for --batch-size: the workload's times B / B_0, its square root "
-           "or AdaScale's gain, B_0 being its own batch; default none, for batches that change "
-           "adascale with SGD, else sqrt"),
+           "or AdaScale's gain, B_0 being its own batch; default none, with --batch-size auto "
+           "adascale for SGD, else sqrt"),
     option("--batch-schedule", type=options.schedule, metavar="EPOCH:xTIMES,...",
            help="batches grow behind these epochs, as 30:x5,60:x5, in place of a rate that "
            "decays, as far as memory and data allow; then the rate is lowered"),
@@ -200,8 +200,9 @@ def _workload(
     if isinstance(size, int):
         workload = replace(workload, batch_size=size)
     workload.check_batch()
-    usual = usual_rule(workload) if isinstance(batches, BatchRange) else "none"
-    rule = args.lr_rule or str(before.get("lr_rule", usual))
+    rule = args.lr_rule or str(before.get("lr_rule", "none"))
+    if isinstance(batches, BatchRange) and not args.lr_rule and not before.get("batches"):
+        rule = rule if rule != "none" else usual_rule(workload)
     warm_up = before.get("warm_up", 0.0) if args.warm_up is None else args.warm_up
     return scaled(workload, rule, chosen_for, float(str(warm_up)), batches is not None)
 

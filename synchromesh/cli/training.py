@@ -130,7 +130,7 @@ class _Report:
         self.display.say(
             f"{job.workload.name} under plan {trainer.plan} on "
             f"{counted(trainer.world.size, 'rank')} ({trainer.world.device.type}), "
-            f"batch {job.workload.batch_size}; run folder {self.folder.path}"
+            f"batch {trainer.planning.rows}; run folder {self.folder.path}"
         )
         if job.rate is not None and job.rate.rule != "none":
             self.display.say(str(job.rate))
@@ -270,6 +270,7 @@ class _Report:
         if change.plan_to != change.plan_from:
             self._note_plan(self.trainer)
             self._log(layout_in_force(self.trainer))
+        self.predicted = None  # of steps of other rows
         worth = (change.goodput_before, change.goodput_after)
         before, after = (shown("{:,.0f}", goodput) for goodput in worth)
         goodput = "" if worth[1] is None else f"; goodput {before} -> {after} rows/s"

@@ -149,7 +149,7 @@ class Loader:
             for request, reading in self._fetch.readings(
                 source.requests(), self._workers(source), self._drawn_from(source.cursor)
             ):
-                if self.batch_size != size or request.rows != self._own_rows(request.size):
+                if self._resized(size) or request.rows != self._own_rows(request.size):
                     break  # either has changed since it was read: again from here on
                 taken = source.take(request, reading)
                 if taken is not None:
@@ -161,7 +161,7 @@ class Loader:
                     yield batch
                 if source.ended:
                     break
-            if self.batch_size != size and not source.ended:
+            if self._resized(size) and not (self.stream and source.ended):
                 source, size = self._source(), self.batch_size
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
@@ -174,6 +174,10 @@ class Loader:
                 f"{'less than one batch' if self.batching.whole else 'nothing'} in epoch "
                 f"{start.epoch + 1}: each iter() of it should begin anew"
             )
+
+    def _resized(self, size: int) -> bool:
+        """Whether batches have other rows from now on; what is set by hand waits for the epoch."""
+        return self.chosen and self.batch_size != size
 
     def _source(self) -> StreamSource | SampleSource:
         """From the cursor on, in batches of the present size."""

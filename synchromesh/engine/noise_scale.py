@@ -35,6 +35,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.noise_averages import MEASURING, NoiseAverages, NoiseScale, NoiseState
 from synchromesh.engine.optimizer import norms
 from synchromesh.values.holding import Holding
+from synchromesh.values.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -181,10 +182,12 @@ class NoiseMeter:
         low, high = self.between(1.0) or (0.0, inf)
         return high > MEASURING.apart * low
 
-    def parts(self, steps: int, micro_batches: int) -> int:
-        """Micro-batches of the step that comes. micro_batches: of the plan. Where something
-        depends on the noise scale, one that is measured has two blocks at least."""
-        alone = micro_batches == 1 and max(self._entries, default=1) == 1
+    def parts(self, steps: int, plan: Plan) -> int:
+        """Micro-batches of the step that comes, under a plan that may have stages, which say
+        themselves into how many. Where something depends on the noise scale, one that is measured
+        has two blocks at least."""
+        one = plan.micro_batches == plan.stage_count == 1
+        alone = one and max(self._entries, default=1) == 1
         self.cut = self.cuts and alone and self._due(steps)
         return 2 if self.cut else 1
 
@@ -280,7 +283,8 @@ class NoiseMeter:
         if cost:
             self._costs.append(cost)
             steps = ceil(median(self._costs) / MEASURING.share)
-            self._every = min(max(steps, 1), MEASURING.most)
+            # of a cut step it is known what it takes longer once another one was not
+            self._every = min(max(steps, 1 + self.cuts), MEASURING.most)
         if measured and isfinite(squared) and isfinite(trace):
             self._averages.add(squared, trace)
 

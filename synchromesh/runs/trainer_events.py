@@ -26,7 +26,7 @@ def started(job: Job, trainer: Trainer) -> RunStarted:
     machines = trainer.world.everyone.all_gather_json(to_plain(rank_machine(trainer.world.device)))
     return RunStarted(
         workload=job.workload.name or "", plan=str(trainer.plan), ranks=trainer.world.size,
-        seed=job.seed, batch_size=job.workload.batch_size, bf16=job.bf16, adapt=job.adapt,
+        seed=job.seed, batch_size=trainer.planning.rows, bf16=job.bf16, adapt=job.adapt,
         lr_rule=rate.rule, lr_factor=rate.factor, warm_up_steps=rate.warm_up,
         command=job.command, versions=versions(), emulated=bool(os.environ.get(LAB)),
         parameter_bytes=sum(c.parameter_bytes for c in trainer.traced.chain.components),

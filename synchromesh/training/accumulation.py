@@ -53,6 +53,7 @@ class Accumulation:
         self.summed = False  # the last backward has summed the gradients over the ranks
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
+        self.rows = 0  # ... and of all
         self._programs_run = 0
         # (those of `LossSum`, what waits for those of all ranks)
         self._totals: list[tuple[Tensor, Finish | None]] = []
@@ -139,6 +140,7 @@ class Accumulation:
         alone = ends and len(parts) == 1 and not self._totals
         with execution.others_frozen(), execution.streams.preserved():
             self._rows = self._rows or rows.total
+            self.rows += rows.total
             if ends:
                 execution.sync.begin()
             execution.noise.count(parts)

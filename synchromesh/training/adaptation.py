@@ -116,10 +116,20 @@ class Adaptation:
         self._sizes = deque(maxlen=2 * times * self.LAST)
         return True
 
+    @property
+    def events(self) -> int:
+        """Decisions and changes of batches so far."""
+        decided = 0 if self.adapter is None else len(self.adapter.decisions)
+        return decided + (0 if self.batches is None else len(self.batches.changes))
+
+    def resume(self) -> None:
+        """A checkpoint's state is in force: steps may have gone back."""
+        if self.batches is not None:
+            self.batches.resume()
+        self.restart()
+
     def restart(self) -> None:
         """Forgets what was noted of a plan that is gone, or of steps that come again."""
         self.cost = NO_COST
-        if self.batches is not None:
-            self.batches.restart()
         if self.adapter is not None:
             self.adapter.restart(self._execution.active.plan)

@@ -66,6 +66,12 @@ class BatchSizes:
         self, execution: Execution, loader: Loader, switch: Callable[[Plan], Moved],
         rates: ScaledRate | None, adapter: Callable[[], Adapter | None],
     ) -> None:  # fmt: skip
+        """ValueError where batches have to stay as they are."""
+        if execution.options.carry is not None:
+            raise ValueError(
+                "batches cannot change where a carry goes from each row of one to the same row of "
+                "the next: give a number of rows, and no schedule of batches"
+            )
         self.loader, self.changes = loader, list[BatchChange]()
         self._execution, self._switch, self._rates = execution, switch, rates
         self._adapter = adapter
@@ -92,21 +98,27 @@ class BatchSizes:
             why = (
                 why or f"no other batch has a known step, for the model runs whole: {step.reason}"
             )
-        if options.carry is not None:
-            why = why or "a carry goes from each row of a batch to the same row of the next"
         if why:
             raise ValueError(f"batch_size={str(among)!r}: {why}; give a number of rows")
         self._sizes = among.sizes(self._base, self.loader.samples)
+        if self.loader.stream:  # of whose blocks each has a row at least
+            most = self._sizes[-1]
+            self._sizes = [n for n in self._sizes if n >= execution.world.size] or [most]
         execution.options = options
         execution.noise.follow(not execution.model.statistics)  # norms would see other rows
         self.loader.chosen = True
-        first = self.loader.cursor.batch_size or self._base  # of a resumed run, else
-        self.loader.batch_size = min(max(first, self._sizes[0]), self._sizes[-1])
-        execution.planning.rows = self.loader.batch_size
+        self.loader.batch_size = self.loader.cursor.batch_size or self._base  # of a resumed run
+        self.resume()
 
-    def restart(self) -> None:
-        """Another plan is in force, or a checkpoint's state."""
-        self._execution.planning.rows, self._next = self.loader.batch_size, 0
+    def resume(self) -> None:
+        """Goes on with the batch that the loader has, of a checkpoint maybe, as far as its size is
+        one to choose."""
+        loader, rates, self._next = self.loader, self._rates, 0
+        if self._sizes:
+            loader.batch_size = min(max(loader.batch_size, self._sizes[0]), self._sizes[-1])
+        self._execution.planning.rows = loader.batch_size
+        if rates is not None:
+            rates.resize(loader.batch_size)
 
     def note(self, step: int, to_come: int) -> BatchChange | None:
         """At the end of a step. step: done; to_come: 0 where that is not known."""
@@ -196,16 +208,21 @@ class BatchSizes:
         divided by what is missing."""
         began, entire = time.perf_counter(), self.loader.samples
         rows = wanted if entire is None else min(wanted, entire)
-        while rows > self.loader.batch_size and not self._price(rows).fits:
+        while rows > self.loader.batch_size and self._lacks(rows):
             rows = max(rows // 2, self.loader.batch_size)
-        lowered = wanted / rows
-        present = self._rates.lowered if self._rates else lowered
-        if (rows, lowered) == (self.loader.batch_size, present):
+        lowered, rates, here = wanted / rows, self._rates, self.loader.batch_size
+        if rows == here and (rates is None or (rates.batch, rates.lowered) == (rows, lowered)):
             return None
         if lowered > 1.0:
             reason += f"; {wanted:,} rows do not fit, learning rates are divided by {lowered:.4g}"
-        change = BatchChange(step, self.loader.batch_size, rows, reason)
-        return self._change(change, self.STEPS, began, lowered)
+        return self._change(BatchChange(step, here, rows, reason), self.STEPS, began, lowered)
+
+    def _lacks(self, rows: int) -> bool:
+        """Whether no plan has the memory for so many rows, as far as that is known."""
+        if self._execution.active.step.opaque:
+            return False
+        candidate = self._price(rows)
+        return candidate.time is not None and not candidate.fits
 
     # The change
 
@@ -214,7 +231,7 @@ class BatchSizes:
     ) -> BatchChange:  # fmt: skip
         """As asked, with the plan that is worth it; what it has come to."""
         execution, rows = self._execution, asked.after
-        plan, adapter = execution.plan, self._adapter()
+        plan, adapter = execution.plan, self._adapter() if rows != asked.before else None
         before, taken = str(execution.active.plan), plan
         if adapter is not None:
             to_come = max(1, to_come * asked.before // rows)
@@ -246,7 +263,7 @@ class BatchSizes:
         )
         facts = execution.planning.facts(execution.active.step)
         best, stays = self._price(rows, False), price(facts.partitions, plan, known, rows=rows)
-        target = best.plan
+        target = best.plan if best.fits and best.time is not None else plan
         if stays.fits and stays.time is not None:
             run = LiveRun(facts, plan, execution.active.partition, self._switch)
             move = run.move(best.plan, known, stays.seconds)

@@ -69,15 +69,21 @@ class RateFactor:
         return 1.0 + (full - 1.0) * done
 
 
+KEYS = frozenset({"steps", "own", "inner"})  # of its state
+
+
 class ScaledRate:
     """A scheduler that multiplies what another one, or nobody, makes of an optimizer's rates.
 
-    batch: rows of the batches that come. noise_scale: in rows, while it is known. lowered: by what
-    rates are divided besides, where a batch could not grow in place of a decay."""
+    batch: rows of the batches that come. rows: of the update that was done; None: as many. The
+    last one of an epoch may have fewer, which count as whole updates of B_0. noise_scale: in rows,
+    while it is known. lowered: by what rates are divided besides, where a batch could not grow in
+    place of a decay."""
 
     def __init__(self, optimizer: Optimizer, inner: Any, rate: RateFactor) -> None:
         self.optimizer, self.inner, self.rate = optimizer, inner, rate
         self.batch, self.lowered = rate.batch, 1.0
+        self.rows: int | None = None
         self.noise_scale: Callable[[], float | None] = lambda: None
         self.steps, self._own = 0, [float(group["lr"]) for group in optimizer.param_groups]
         self._due = 0.0  # updates of `inner` that were done as parts only
@@ -92,7 +98,7 @@ class ScaledRate:
     def step(self) -> None:
         """After an update of the optimizer."""
         self._set(self._own)
-        self._due += self.rate.progress(self.batch, self._noise())
+        self._due += self._progress()
         while self._due >= 1.0:
             self._due -= 1.0
             if self.inner is not None:
@@ -100,6 +106,12 @@ class ScaledRate:
         self._own = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.steps += 1
         self._multiply()
+
+    def _progress(self) -> float:
+        rows = self.rows or self.batch
+        if rows < self.batch and self.rate.rule != "adascale":
+            return ceil(rows / self.rate.base)
+        return self.rate.progress(rows, self._noise())
 
     def resize(self, batch: int, lowered: float = 1.0) -> None:
         """Between two steps: batches have so many rows from now on."""
@@ -112,16 +124,18 @@ class ScaledRate:
 
     def state_dict(self) -> dict[str, Any]:
         inner = None if self.inner is None else self.inner.state_dict()
-        own = {"steps": self.steps, "own": self._own, "inner": inner, "due": self._due}
-        return own | {"batch": self.batch, "lowered": self.lowered}
+        return {"steps": self.steps, "own": self._own, "inner": inner, "due": self._due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rates are the optimizer's to restore."""
-        self.steps, self._own = state["steps"], [*state["own"]]
-        self._due, self.lowered = state.get("due", 0.0), state.get("lowered", 1.0)
-        self.batch = state.get("batch", self.batch)
+        """Of this one, or of the other alone; of batches as they are now. The optimizer's rates
+        were restored before."""
+        if not state.keys() >= KEYS:
+            alone = self.get_last_lr()
+            state = {"steps": 0, "own": alone, "inner": state}
+        self.steps, self._own, self._due = state["steps"], [*state["own"]], state.get("due", 0.0)
         if self.inner is not None:
-            self.inner.load_state_dict(state["inner"])
+            self.inner.load_state_dict(dict(state["inner"]))
+        self._multiply()
 
     def _noise(self) -> float | None:
         return self.noise_scale() if self.rate.rule == "adascale" else None
@@ -136,6 +150,21 @@ class ScaledRate:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+
+def advance(scheduler: Any, rows: int) -> None:
+    """After an update of so many rows."""
+    if isinstance(scheduler, ScaledRate):
+        scheduler.rows = rows
+    scheduler.step()
+
+
+def resume(scheduler: Any, state: Mapping[str, Any]) -> None:
+    """Goes on from the state of such a scheduler, or of one with a ScaledRate around it."""
+    if state.keys() >= KEYS and not isinstance(scheduler, ScaledRate):
+        state = state["inner"] or {}
+    if state:
+        scheduler.load_state_dict(dict(state))
 
 
 def scaled(

@@ -286,14 +286,14 @@ class _Loop:
         """Seconds of one step, with its end on a GPU; kept where a sample of full steps."""
         trainer = self.trainer
         self.stop.ask()
-        began, decisions = time.perf_counter(), len(trainer.decisions)
+        began, events = time.perf_counter(), trainer.adaptation.events
         self.unread.append(trainer.step(batch))
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
         seconds = time.perf_counter() - began
         warm_up = RunResult.WARM_UP_STEPS
         warm_up = min(warm_up, (self.steps or warm_up) // 2)
-        if full and trainer.steps > warm_up and len(trainer.decisions) == decisions:
+        if full and trainer.steps > warm_up and trainer.adaptation.events == events:
             self.step_seconds.append(seconds)
         return seconds
 

@@ -35,13 +35,13 @@ from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.training import learning_rate
 from synchromesh.training.accumulation import Accumulation, BackwardCall, forget_gradients
 from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
-from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
@@ -62,7 +62,7 @@ class Trainer:
         world: World, options: Options,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.world, self.options = model, optimizer, world, options
-        self.scheduler: LRScheduler | ScaledRate | None = None
+        self.scheduler: LRScheduler | learning_rate.ScaledRate | None = None
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision | BatchChange], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)
@@ -161,7 +161,7 @@ class Trainer:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         began, waited = time.perf_counter(), self.world.waited
         self._accumulation.require_none("step")
-        cut = self._execution.noise.parts(self.steps, self.plan.micro_batches)
+        cut = self._execution.noise.parts(self.steps, self.plan)
         value, rows = self._backward(batch, BackwardCall(True, max(micro_batches, cut), loss=loss))
         self.update()
         seconds, waited = time.perf_counter() - began, self.world.waited - waited
@@ -245,7 +245,7 @@ class Trainer:
         self._accumulation.warn_of_parts(self.steps)
         self._execution.losses.now.optimizer.step()
         if self.scheduler is not None:
-            self.scheduler.step()
+            learning_rate.advance(self.scheduler, self._accumulation.rows)
         self.steps += 1
         self.steps_to_come -= self.steps_to_come > 1
         self._accumulation = Accumulation(self._execution)
@@ -385,9 +385,9 @@ class Trainer:
         self.steps = saved.steps
         self.options = replace(self.options, seed=saved.seed)
         if self.scheduler is not None and saved.scheduler is not None:
-            self.scheduler.load_state_dict(dict(saved.scheduler))
+            learning_rate.resume(self.scheduler, saved.scheduler)
         self._loaders.go_on(saved.cursors)
-        self.adaptation.restart()  # steps may have gone back
+        self.adaptation.resume()
         return dict(saved.extra)
 
     def _check_method(self, method: str) -> None:

@@ -91,6 +91,7 @@ STARTS, COUNTS = [0, 4, 8, 14, 20, 23, 26], [4, 4, 6, 6, 3, 3, 1]
 def resized(loader: Loader) -> list[list[int]]:
     """Batches of 4 rows, after the second of 6, after the fourth of 3; STARTS and COUNTS."""
     sizes, seen, rows = {1: 6, 3: 3}, [], []
+    loader.chosen = True
     for k, (_, label) in enumerate(loader):
         seen.append(label.tolist())
         rows.append(loader.rows)
@@ -119,12 +120,23 @@ def test_a_batch_size_that_changes_in_the_middle_of_a_stream(workers: int) -> No
 
 
 def test_a_rest_that_no_longer_fills_a_batch_is_left_out() -> None:
-    loader = Loader(Numbers(14), 4, everything, batching=Batching(drop_last=True))
+    for first, later, seen in ((4, 8, [4, 8]), (8, 3, [8, 3, 3])):
+        loader = Loader(Numbers(14), first, everything, batching=Batching(drop_last=True))
+        loader.chosen, found = True, []
+        for _, label in loader:
+            found += [len(label)]
+            loader.batch_size = later
+        assert found == seen and loader.cursor == Cursor(0, 1, 0)
+
+
+def test_a_batch_size_that_is_set_by_hand_holds_from_the_next_epoch_on() -> None:
+    loader = Loader(Numbers(12), 4, everything, batching=Batching(continuing=True, shuffle=False))
+    first = labels(loader)
     seen = []
     for _, label in loader:
-        seen += [len(label)]
-        loader.batch_size = 8
-    assert seen == [4, 8] and loader.cursor == Cursor(0, 1, 0)
+        seen.append(label.tolist())
+        loader.batch_size = 6
+    assert seen == first and [len(x) for x in labels(loader)] == [6, 6]
 
 
 def test_a_chosen_batch_size_is_in_a_checkpoint() -> None:

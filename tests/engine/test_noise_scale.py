@@ -120,14 +120,15 @@ def test_what_a_cut_step_takes_longer_is_its_cost(monkeypatch: pytest.MonkeyPatc
     meter = NoiseMeter(asked=True)
     meter._entries, meter._begun, meter._last, meter._every, meter.cuts = {1: 1}, 10, 0, 2, True
     for step, micro_batches in ((1, 1), (2, 2)):
-        assert meter.parts(step, 1) == micro_batches
+        assert meter.parts(step, Plan.parse("single")) == micro_batches
         meter.begin(step)
         meter.count([GlobalRows((4,), Plan.parse("single"))] * micro_batches)
         now[0] += micro_batches
         meter.finish(1.0)
     measured, cost, *_ = struct.unpack("4d", struct.pack("4q", *meter.take()))
     assert (measured, cost) == (1.0, 0.5)
-    assert meter.parts(4, micro_batches=2) == 1, "of a plan that has two"
+    for plan in ("single; @micro_batches=2", "pipeline:stages=2"):
+        assert meter.parts(4, Plan.parse(plan)) == 1, "of a plan that says how many itself"
 
 
 def test_what_ranks_have_measured_adds_up() -> None:

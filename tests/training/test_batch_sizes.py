@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from synchromesh.data.cursor import Cursor
 from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.training.batch_sizes import BatchSizes
-from synchromesh.training.events import EpochEnded, FitEvent, FitResult, StepDone
+from synchromesh.training.events import EpochEnded, FitEvent, FitResult, Started, StepDone
 from synchromesh.training.learning_rate import scaled
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
@@ -73,7 +73,7 @@ def growing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def worth(self: BatchSizes, noise: float) -> dict[int, float]:
     best = 8 if noise < 16 else 16 if noise < 60 else 24 if noise < inf else self.loader.batch_size
-    return {n: 100.0 + 50.0 * (n == best) for n in (8, 16, 24)}
+    return {n: 100.0 + 50.0 * (n == best) for n in (8, 16, 24) if n <= self._sizes[-1]}
 
 
 def of_steps(events: list[FitEvent]) -> list[int]:
@@ -108,6 +108,7 @@ def plainly(sizes: list[int], factor: Any) -> list[float]:
     for size in sizes:
         own = Cursor(seed=0, epoch=epoch).order(ROWS)[start : start + size]
         times, progress = factor(size)
+        progress = progress if len(own) == size else ceil(len(own) / BATCH)
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * 0.5 ** (int(updates) // 10) * times
         optimizer.zero_grad()
@@ -330,6 +331,68 @@ def test_a_chosen_batch_goes_on_in_a_resumed_run(stop: int) -> None:
     losses = [*result.losses, *rest.losses]
     sizes = [*asked(result), *asked(rest, before)]
     assert losses == pytest.approx(plainly(sizes, linear), abs=1e-12)
+
+
+def test_a_first_batch_of_another_size_has_its_rates() -> None:
+    workload, _ = scaled(replace(TINY, scheduler=None), "sqrt", BATCH, changes=True)
+    seen: list[tuple[int, float]] = []
+
+    def note(event: FitEvent) -> None:
+        if isinstance(event, Started):
+            trainers.append(event.trainer)
+        elif isinstance(event, StepDone):
+            scheduler = trainers[0].scheduler
+            assert scheduler is not None
+            seen.append((event.rows, scheduler.get_last_lr()[0]))
+
+    trainers: list[Trainer] = []
+    sm.fit(workload, "single", steps=3, batches="auto:32-64", on_event=note)
+    assert seen[0] == (32, pytest.approx(0.1))
+
+
+@pytest.mark.usefixtures("growing")
+def test_a_resumed_run_keeps_to_the_sizes_that_it_is_asked_for() -> None:
+    plan = "single; @micro_batches=2"
+    result, _ = trained(plan, steps=12, checkpoints="saved")
+    assert result.batch_sizes[-1].after == 24
+    workload, _ = scaled(TINY, "linear", BATCH, changes=True)
+    events: list[FitEvent] = []
+    sm.fit(workload, plan, batches="auto:8-16", resume="saved", steps=15, on_event=events.append)
+    assert max(of_steps(events)) == 16
+    plain: list[FitEvent] = []
+    sm.fit(TINY, plan, resume="saved", steps=15, on_event=plain.append)
+    assert max(of_steps(plain)) == 8, "without changes the workload's own"
+
+
+def test_stages_say_themselves_into_how_many_parts_a_batch_is_cut() -> None:
+    run(2, staged)
+
+
+def staged() -> None:
+    known = sm.fit(TINY, "data; @stages=0:0/1:2", batches="auto:8-16", steps=4).noise_scale
+    assert known is not None and known.steps == 0
+
+
+def carried(model: nn.Module, batch: Any, carry: Any) -> Any:
+    return loss(model, batch) + 0 * carry.sum(), carry
+
+
+def test_what_is_carried_keeps_its_rows() -> None:
+    for batches in ("auto", "1:x2"):
+        with pytest.raises(ValueError, match="cannot change where a carry goes"):
+            sm.fit(
+                replace(TINY, loss=carried, metric=None, carry=lambda n: torch.zeros(n, 1)),
+                "single", batches=batches, epochs=2, best="loss",
+            )  # fmt: skip
+
+
+def test_what_cannot_be_priced_is_not_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = BatchSizes._price
+    monkeypatch.setattr(
+        BatchSizes, "_price",
+        lambda self, *how: replace(ask(self, *how), fits=False, time=None),
+    )  # fmt: skip
+    assert scheduled("1:x2.5", epochs=2)[1] == [8] * 11 + [2] + [20] * 4 + [10]
 
 
 class Centred(nn.Module):

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import IterableDataset, TensorDataset
 
 from synchromesh.cost.efficiency import gain
-from synchromesh.training.learning_rate import RateFactor, ScaledRate, scaled
+from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance, resume, scaled
 from synchromesh.workloads.workload import Workload
 
 
@@ -103,9 +103,41 @@ def test_rates_follow_a_batch_that_changes_and_can_be_lowered() -> None:
     assert rate.get_last_lr() == pytest.approx([0.4])
     rate.resize(256, lowered=2.5)
     assert rate.get_last_lr() == pytest.approx([0.16])
-    again = ScaledRate(optimizer, None, RateFactor("linear", 64, 64))
-    again.load_state_dict(rate.state_dict())
-    assert (again.batch, again.factor) == (256, pytest.approx(1.6))
+
+
+def test_a_resumed_run_has_the_rates_of_the_batch_that_it_is_asked_for() -> None:
+    """Also from or to a run whose batches do not change."""
+
+    def made(batch: int = 0) -> tuple[Any, Any, Any]:
+        optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+        inner = LambdaLR(optimizer, lambda n: 1 / (1 + n))
+        rate = ScaledRate(optimizer, inner, RateFactor("linear", 64, batch)) if batch else inner
+        return optimizer, inner, rate
+
+    def resumed(first: int, later: int) -> tuple[float, int]:
+        optimizer, inner, rate = made(first)
+        optimizer.step()
+        advance(rate, first or 64)
+        states = optimizer.state_dict(), rate.state_dict()
+        optimizer, inner, rate = made(later)
+        optimizer.load_state_dict(states[0])
+        resume(rate, states[1])
+        return optimizer.param_groups[0]["lr"], inner.last_epoch
+
+    assert resumed(128, 256) == (pytest.approx(4 * 0.1 / 3), 2)
+    assert resumed(0, 256) == (pytest.approx(4 * 0.1 / 2), 1)
+    assert resumed(64, 0) == (pytest.approx(0.1 / 2), 1)
+
+
+def test_a_short_batch_counts_as_whole_updates_of_the_first_size() -> None:
+    """1,437 rows: 23 updates of 64 rows, and three of 512."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    inner = LambdaLR(optimizer, lambda n: 1.0)
+    rate = ScaledRate(optimizer, inner, RateFactor("sqrt", 64, 512))
+    optimizer.step()
+    for rows in (512, 512, 413):
+        advance(rate, rows)
+    assert inner.last_epoch == 23
 
 
 def test_a_warm_up_grows_evenly_from_the_rate_that_was_chosen() -> None:
