@@ -200,10 +200,11 @@ def _workload(
     if isinstance(size, int):
         workload = replace(workload, batch_size=size)
     workload.check_batch()
-    rule = args.lr_rule or str(before.get("lr_rule", "none"))
-    if isinstance(batches, BatchRange) and not args.lr_rule and not before.get("batches"):
-        rule = rule if rule != "none" else usual_rule(workload)
+    kept, chosen = str(before.get("lr_rule", "none")), isinstance(batches, BatchRange)
+    if chosen and kept == "none" and not before.get("batches"):
+        kept = usual_rule(workload)
     warm_up = before.get("warm_up", 0.0) if args.warm_up is None else args.warm_up
+    rule = args.lr_rule or kept
     return scaled(workload, rule, chosen_for, float(str(warm_up)), batches is not None)
 
 

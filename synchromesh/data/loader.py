@@ -154,8 +154,7 @@ class Loader:
                 taken = source.take(request, reading)
                 if taken is not None:
                     batch, self.rows = taken
-                    if self.batching.padding is not None:
-                        batch = self.batching.padding.padded(batch, self.agree)
+                    batch = self._padded(batch)
                     self.cursor = source.cursor
                     self.handed_out(self)
                     yield batch
@@ -165,6 +164,10 @@ class Loader:
                 source, size = self._source(), self.batch_size
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
+
+    def _padded(self, batch: Any) -> Any:
+        padding = self.batching.padding
+        return batch if padding is None else padding.padded(batch, self.agree)
 
     def _refuse_empty_epoch(self, start: Cursor) -> None:
         """start: where it began."""

@@ -112,10 +112,9 @@ class NoiseMeter:
         self.abandon()
         self._usual.clear()
         own, entries = list[BlockGradient](), Counter[int]()
-        for name, stages in users.items():
+        alone = (n for n, of in users.items() if len(of) == 1)
+        for name in (n for n in alone if not holdings[n].partial_gradient):
             holding = holdings[name]
-            if holding.partial_gradient or len(stages) > 1:
-                continue
             data = holding.layout.data
             entries[data] += prod(holding.tensor.shape)
             if position is not None and position in holding.positions:

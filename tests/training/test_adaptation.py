@@ -20,6 +20,7 @@ def adaptation() -> Adaptation:
         active=SimpleNamespace(plan=Plan.parse("data"), step=None, partition=None, groups=groups),
         planning=SimpleNamespace(rows=12, facts=lambda step: None),
         pieces=SimpleNamespace(possible=False, chosen=1),
+        noise=SimpleNamespace(cut=False),
         plan=Plan.parse("data"),
     )
     made = Adaptation(cast(Execution, execution), lambda plan: pytest.fail("nothing is switched"))
