@@ -174,7 +174,7 @@ class BatchSizes:
             for plan in dict.fromkeys(plans):
                 self._profile = facts.profile(
                     facts.partitions.possible([plan]), self._profile, facts.problem.ranks(plan),
-                    rows=rows, micro_batches=counts,
+                    rows=rows, quick=True, micro_batches=counts,
                 )  # fmt: skip
         known = cast(Profile, self._profile)
         return quickest(
