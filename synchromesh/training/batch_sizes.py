@@ -256,11 +256,8 @@ class BatchSizes:
     def _taken(self, rows: int, to_come: int) -> Plan:
         """The quickest plan that is known for such batches, or the one in force where it fits and
         a move is not worth it."""
-        execution, plan, known = (
-            self._execution,
-            self._execution.plan,
-            cast(Profile, self._profile),
-        )
+        execution, known = self._execution, cast(Profile, self._profile)
+        plan = execution.plan
         facts = execution.planning.facts(execution.active.step)
         best, stays = self._price(rows, False), price(facts.partitions, plan, known, rows=rows)
         target = best.plan if best.fits and best.time is not None else plan

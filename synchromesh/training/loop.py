@@ -234,7 +234,7 @@ class _Loop:
             done = self.loader.cursor.epoch
             rows = round(self.workload.batch_size * self.batches.grown(done))
             sizes = self.trainer.adaptation.sizes(self.loader, self.trainer.scheduler)
-            change = sizes.grow(rows, self.trainer.steps, f"{done} epochs are done")
+            change = sizes.grow(rows, self.trainer.steps, f"behind epoch {done}")
             if change is not None:
                 self._decided(change)
 

@@ -482,7 +482,7 @@ def test_batches_that_grow_are_in_log_and_result_and_in_a_resumed_run(
         "step", "from", "to", "reason", "goodput_before", "goodput_after", "learning_rate",
         "plan_from", "plan_to", "seconds",
     }  # fmt: skip
-    text = f"step 6: 1 epochs are done; batches of {change['to']} rows, {change['from']} before"
+    text = f"step 6: behind epoch 1; batches of {change['to']} rows, {change['from']} before"
     assert text in shown.err
     (logged,) = events("run", "batch size")
     assert {k: logged[k] for k in change} == change

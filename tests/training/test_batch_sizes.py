@@ -26,6 +26,7 @@ from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload
 from tests.ranks import RankFailed, run
 from tests.traces import known
+from tests.training.test_loop import accuracy, loss
 
 ROWS, BATCH = 90, 8
 
@@ -34,14 +35,6 @@ def rows(seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(ROWS, 6, generator=generator, dtype=torch.float64)
     return TensorDataset(x, x[:, :3].argmax(1))
-
-
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def accuracy(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    return {"accuracy": (model(batch[0]).argmax(-1) == batch[1]).double().sum()}
 
 
 TINY = Workload(
@@ -293,7 +286,7 @@ def test_batches_grow_behind_epochs_and_then_rates_fall() -> None:
         12,
         8,
         20,
-        "1 epochs are done",
+        "behind epoch 1",
     )
     assert first.learning_rate == 0.05 and second.after == 90 and second.goodput_after is None
     assert second.reason.endswith("160 rows do not fit, learning rates are divided by 1.778")
