@@ -137,7 +137,8 @@ def _agent(
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent; it notes who died first and gives the others 3 s instead of its fixed 30."""
+    """torch's agent; it notes who died first and gives the others 3 s, behind a signal `grace`,
+    where torch has a fixed 30 (2.11 takes no other)."""
 
     _pcontext: Any  # of the class that has `subprocess_handlers`
 
@@ -145,8 +146,8 @@ class _Agent(LocalElasticAgent):
         self, spec: WorkerSpec, logs: DefaultLogsSpecs, grace: int, folder: Path,
         forks: Sequence[Fork],
     ) -> None:  # fmt: skip
-        super().__init__(spec, logs, shutdown_timeout=grace, exit_barrier_timeout=TUNING.start)
-        self.spec, self.folder, self.forks = spec, folder, forks
+        super().__init__(spec, logs, exit_barrier_timeout=TUNING.start)
+        self.spec, self.grace, self.folder, self.forks = spec, grace, folder, forks
         self.exit_codes: dict[int, int] = {}  # when the agent began to end the others
         self.second_signal = False
 
@@ -155,14 +156,14 @@ class _Agent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         close = self._pcontext.close
 
-        def note_and_close(death_sig: Any = None, timeout: int = TUNING.end) -> None:
+        def note_and_close(death_sig: Any = None, timeout: int = 0) -> None:
             if not self.exit_codes:
                 polled = {rank: h.proc.poll() for rank, h in self._handlers().items()}
                 self.exit_codes = {r: code for r, code in polled.items() if code is not None}
             if self.second_signal:
                 return self.kill()
             try:
-                close(death_sig, timeout)
+                close(death_sig, TUNING.end if death_sig is None else self.grace)
             except SignalException:  # torch would now wait once more
                 self.second_signal = True
                 raise
