@@ -44,7 +44,7 @@ class Recorder:
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=activities, acc_events=True)  # else 2.11 warns
         self._stack.enter_context(self._profile)
         self._stack.enter_context(calls.annotated())
         return self

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from synchromesh.engine import control_channel
 from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.device import EarlyReads
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
@@ -49,6 +50,7 @@ class Accumulation:
 
     def __init__(self, execution: Execution) -> None:
         self._execution, self._world = execution, execution.world
+        self._early = EarlyReads(execution.world.device)
         self.calls = 0  # of backward since the last update
         self.summed = False  # the last backward has summed the gradients over the ranks
         self._unit = 0.0  # global weight for which a gradient is not scaled
@@ -194,7 +196,8 @@ class Accumulation:
     def _report(self, rows: int, first: bool) -> None:
         of, known = self._execution.programs.reports, self._execution.reports
         if of or known:
-            latest = self._totals[-1][0][len(LossSum) :].tolist()
+            with self._early.reading():
+                latest = self._totals[-1][0][len(LossSum) :].tolist()
             known.add(of, latest, rows, first)
 
     def _parts(self, rows: GlobalRows, by_hand: int) -> list[GlobalRows]:
@@ -263,13 +266,13 @@ class Accumulation:
             self._unit = _unit(weighted, self._execution.active.step.targets, self._rows)
         if result.rows and result.leads:
             value = result.outputs[0].detach()
-            sums[LossSum.VALUE] += value if weighted else value * result.rows
-            sums[LossSum.WEIGHT] += result.outputs[1].detach() if weighted else result.rows
-            sums[LossSum.PAIR] = weighted
+            sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
+            sums[LossSum.WEIGHT].add_(result.outputs[1].detach() if weighted else result.rows)
+            sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
         if any(value.requires_grad for value in result.outputs):
-            sums[LossSum.GRADIENT] = 1
+            sums[LossSum.GRADIENT].fill_(1)
         if weighted and result.outputs[1].requires_grad and not alone:
-            sums[LossSum.COUPLED] = 1
+            sums[LossSum.COUPLED].fill_(1)
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
@@ -286,6 +289,7 @@ class Accumulation:
                 return sums[None]
 
             self._totals.append((sums, summed))
+        self._early.mark()
 
     def _seeds(self, results: Sequence[RankOutputs], alone: bool) -> Seeds:
         """Outputs, each with its share of the gradient of the global loss.
@@ -306,13 +310,15 @@ class Accumulation:
 
     def _loss(self) -> Tensor:
         """The global mean loss of the accumulation; waits for the small all-reduces."""
-        for index, (_, finish) in enumerate(self._totals):
-            if finish is not None:
-                self._totals[index] = (finish().sum(0), None)
-        value = _of_loss(self._totals[0][0])
-        for total, _ in self._totals[1:]:
-            value = value + _of_loss(total)
-        self._sums = value.tolist()
+        with self._early.reading():
+            for index, (_, finish) in enumerate(self._totals):
+                if finish is not None:
+                    self._totals[index] = (finish().sum(0), None)
+            value = _of_loss(self._totals[0][0])
+            for total, _ in self._totals[1:]:
+                value = value + _of_loss(total)
+            self._sums = value.tolist()
+            loss = value[LossSum.VALUE] / value[LossSum.WEIGHT]
         if self._sums[LossSum.COUPLED]:
             raise ValueError(
                 "the loss's weight depends on parameters, and its gradient needs the loss of all "
@@ -322,7 +328,7 @@ class Accumulation:
         if not self._unit:  # of a rank without outputs
             targets = self._execution.active.step.targets
             self._unit = _unit(bool(self._sums[LossSum.PAIR]), targets, self._rows)
-        return value[LossSum.VALUE] / value[LossSum.WEIGHT]
+        return self._early.handed(loss)
 
 
 def _of_loss(sums: Tensor) -> Tensor:

@@ -52,5 +52,5 @@ def add_reports(of: Sequence[Report], result: RankOutputs, sums: Tensor) -> None
             )
         place, kind = places[name]
         exact = kind in ("sum", "weighted mean")
-        sums[place + part] += value.double() * (1 if exact else rows)
-        sums[place + 1] += 0 if exact else rows
+        sums[place + part].add_(value.double() * (1 if exact else rows))
+        sums[place + 1].add_(0 if exact else rows)

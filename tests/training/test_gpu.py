@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,7 @@ class Pixels(torch.utils.data.Dataset[Any]):
 def test_batches_come_on_the_device_while_it_computes(settings: dict[str, Any]) -> None:
     """Copies on a stream of their own are waited for, and their memory is not given away."""
     loader = Loader(
-        Pixels(), 4, lambda n: (0, n), batching=Batching(shuffle=False),
+        Pixels(), 4, lambda n: ((0, n),), batching=Batching(shuffle=False),
         loading=Loading(**settings), device=torch.device("cuda", 0),
     )  # fmt: skip
     weight, seen = torch.eye(64, device="cuda"), []
@@ -180,6 +181,29 @@ def test_autocast_to_bfloat16_trains() -> None:
     mixed, exactly = (trained("cuda", autocast=t)[0] for t in (torch.bfloat16, None))
     assert mixed == pytest.approx(exactly, rel=5e-2)
     assert mixed != exactly  # it was done
+
+
+def test_a_step_waits_for_its_forward_alone() -> None:
+    """While the GPU is still in a backward, the host goes on with what follows it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+    data = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mean = lambda m, b: m(b).square().mean()  # noqa: E731
+    trainer = prepare(model, optimizer, mean, data, device="cuda")
+    for _ in range(3):
+        trainer.step(data)
+    weight = next(model.parameters())
+    hook = weight.register_hook(lambda _: torch.cuda._sleep(2_000_000_000))  # about a second
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    trainer.step(data)
+    host = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    device = time.perf_counter() - begun
+    hook.remove()
+    trainer.close()
+    assert device > 0.5  # the hook ran
+    assert host < device / 2
 
 
 def test_dropout_draws_the_same_bits_again_and_leaves_the_users_generator() -> None:
