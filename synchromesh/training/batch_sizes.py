@@ -10,8 +10,8 @@ one in force and, where the plan may change, of those that it was chosen from. T
 for further ones once batches have changed."""
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any, ClassVar, cast
 
@@ -24,6 +24,7 @@ from synchromesh.data.loader import Loader
 from synchromesh.engine.agreement import require_alike
 from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planning.session import quickest
+from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.training.active_plan import unmeasurable
 from synchromesh.training.execution import Execution
 from synchromesh.training.learning_rate import ScaledRate
@@ -54,6 +55,16 @@ class BatchChange:
         return {"from": values.pop("before"), "to": values.pop("after"), **values}
 
 
+@dataclass
+class _Prices:
+    """The quickest of some plans for batches of so many rows each, as a profile tells."""
+
+    profile: Profile | None
+    plans: frozenset[Plan]
+    of: dict[int, Candidate] = field(default_factory=dict)
+    measured: set[int] = field(default_factory=set)  # rows of which nothing is extrapolated
+
+
 class BatchSizes:
     """Changes the batches of one loader between steps. All ranks call alike.
 
@@ -77,7 +88,8 @@ class BatchSizes:
         self._adapter = adapter
         self._base = execution.planning.rows
         self._sizes: list[int] = []  # to choose among; none: batches do not follow the noise
-        self._priced: tuple[Any, dict[int, Candidate]] = (None, {})  # by profile and plan in force
+        self._prices: _Prices | None = None
+        self._of_step: LiveFacts | None = None
         self._measured = 0  # steps whose noise was considered
         self._next = 0  # the step from which on batches may change again
         self._likely: list[Plan] = []
@@ -145,48 +157,77 @@ class BatchSizes:
     def _worth(self, noise: float) -> dict[int, float]:
         """GOODPUT of each size that fits. By curves of programs that were measured with fewer rows
         first: then the best one is measured, until it is the best by that, too."""
-        here, plan = self.loader.batch_size, self._execution.plan
-        if self._priced[0] != (self._profile, plan):
-            self._priced = (self._profile, plan), {}
-        found, measured = self._priced[1], {here}
-        for rows in {*self._sizes, here} - found.keys():
-            found[rows] = self._price(rows, measure=False)
+        here, prices = self.loader.batch_size, self._known_prices()
         while True:
-            seconds = {n: c.seconds for n, c in found.items() if c.fits and c.time}
+            seconds = {n: c.seconds for n, c in prices.of.items() if c.fits and c.time}
             worth = {n: goodput(n / t, noise, n, self._base) for n, t in seconds.items()}
             best = max(worth, key=worth.__getitem__, default=here)
-            if best in measured:
+            if best == here or best in prices.measured:
                 return worth
-            measured.add(best)
-            found[best] = self._price(best)
-            self._priced = (self._profile, plan), found
+            prices.measured.add(best)
+            prices.of[best] = self._price(best, prices.of[best].plan)
+            prices.profile = self._profile
 
-    def _price(self, rows: int, measure: bool = True) -> Candidate:
-        """The quickest plan with batches of so many rows. measure: what is not known of the one in
-        force and of the quickest by what is known; else it is that of all that are likely."""
-        execution = self._execution
-        facts = execution.planning.facts(execution.active.step)
-        plans = [execution.plan, *self._others()]
-        if measure and self._profile is not None:
-            plans = [execution.plan, self._price(rows, False).plan]
-        if measure or self._profile is None:
-            counts = {plan.micro_batches for plan in plans}
-            for plan in dict.fromkeys(plans):
-                self._profile = facts.profile(
-                    facts.partitions.possible([plan]), self._profile, facts.problem.ranks(plan),
-                    rows=rows, quick=True, micro_batches=counts,
-                )  # fmt: skip
+    def _known_prices(self) -> "_Prices":
+        """Of all sizes: those of before, unless the plans have changed or were measured anew."""
+        plans, here = self._plans(), self.loader.batch_size
+        if self._profile is None:
+            self._measure(plans, here)
+        known = self._prices
+        if known is None or known.profile is not self._profile or known.plans != {*plans}:
+            known = self._prices = _Prices(self._profile, frozenset(plans))
+        known.of |= self._predicted([n for n in {*self._sizes, here} if n not in known.of], plans)
+        return known
+
+    def _predicted(self, sizes: Sequence[int], plans: Sequence[Plan]) -> dict[int, Candidate]:
+        """The quickest plan for batches of so many rows each, by what is known. Each rank prices
+        some of the plans: 45 prices of a small model took 2 s on 40 % of a core."""
+        everyone, known = self._execution.world.everyone, cast(Profile, self._profile)
+        own = plans[everyone.index :: everyone.size]
+        found = [price(self._facts.partitions, p, known, rows=n) for n in sizes for p in own]
+        told = everyone.all_gather_json([c.to_record() for c in found]) if sizes else []
+        of_ranks = [[Candidate.from_record(record) for record in records] for records in told]
+        each = [len(candidates) // len(sizes) for candidates in of_ranks]  # plans of a rank
+        return {
+            n: quickest(c for own, k in zip(of_ranks, each, strict=True) for c in own[k * i :][:k])
+            for i, n in enumerate(sizes)
+        }  # fmt: skip
+
+    def _price(self, rows: int, likely: Plan | None = None) -> Candidate:
+        """The quickest plan with batches of so many rows, of the one in force and of `likely`,
+        which are measured. None: the quickest by what is known."""
+        plans = self._plans()
+        if self._profile is not None:
+            plans = [plans[0], likely or self._predicted([rows], plans)[rows].plan]
+        self._measure(plans, rows)
         known = cast(Profile, self._profile)
         return quickest(
-            price(facts.partitions, plan, known, rows=rows) for plan in dict.fromkeys(plans)
+            price(self._facts.partitions, plan, known, rows=rows) for plan in dict.fromkeys(plans)
         )
 
-    def _others(self) -> list[Plan]:
-        """Those that the adapter has prices of, where the plan may change."""
+    def _measure(self, plans: Sequence[Plan], rows: int) -> None:
+        facts, counts = self._facts, {plan.micro_batches for plan in plans}
+        for plan in dict.fromkeys(plans):
+            self._profile = facts.profile(
+                facts.partitions.possible([plan]), self._profile, facts.problem.ranks(plan),
+                rows=rows, quick=True, micro_batches=counts,
+            )  # fmt: skip
+
+    @property
+    def _facts(self) -> LiveFacts:
+        """Those of the step with the partitions that were solved for it, whatever rows batches
+        have since."""
+        step = self._execution.active.step
+        if self._of_step is None or self._of_step.problem.step is not step:
+            self._of_step = self._execution.planning.facts(step)
+        return self._of_step
+
+    def _plans(self) -> list[Plan]:
+        """The one in force, and those that the adapter has prices of, where it may change."""
         adapter = self._adapter()
         if adapter is not None and adapter.known.predicted:
             self._likely = [*adapter.known.predicted]
-        return self._likely
+        return [*dict.fromkeys([self._execution.plan, *self._likely])]
 
     @property
     def _profile(self) -> Profile | None:
@@ -256,10 +297,13 @@ class BatchSizes:
     def _taken(self, rows: int, to_come: int) -> Plan:
         """The quickest plan that is known for such batches, or the one in force where it fits and
         a move is not worth it."""
-        execution, known = self._execution, cast(Profile, self._profile)
-        plan = execution.plan
-        facts = execution.planning.facts(execution.active.step)
-        best, stays = self._price(rows, False), price(facts.partitions, plan, known, rows=rows)
+        execution, prices, facts = self._execution, self._prices, self._facts
+        known, plan = cast(Profile, self._profile), execution.plan
+        stays = price(facts.partitions, plan, known, rows=rows)
+        if prices is not None and rows in prices.of and prices.profile is known:
+            best = prices.of[rows]
+        else:
+            best = self._predicted([rows], self._plans())[rows]
         target = best.plan if best.fits and best.time is not None else plan
         if stays.fits and stays.time is not None:
             run = LiveRun(facts, plan, execution.active.partition, self._switch)
