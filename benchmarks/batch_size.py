@@ -7,7 +7,7 @@ change in every run; learning rates follow batches by the same rule in all runs 
 that `auto` takes for its optimizer. Own batches are small, 8 rows:
 
     vit     the net of digits/vit, whose many operators take longer than what they compute for so
-            few rows; AdamW, `sqrt`
+            few rows; 10,000 rows of Fashion-MNIST in 8 x 8, AdamW, `sqrt`
     conv    convolutions, that one host computes for so few rows before four have exchanged their
             gradients; 3,000 rows of Fashion-MNIST, SGD with momentum, `adascale`
 
@@ -59,9 +59,9 @@ GROWTH, DECAYS = 5, (4, 8)  # by what the rate is divided, or the batch multipli
 # The models
 
 
-def part_of_fashion(rows: int, valid: int = 1_000) -> tuple[Images, Images]:
-    """Rows of Fashion-MNIST's training and test files, drawn by a seed."""
-    form, found = ImageFormat(mean=(0.286,), deviation=(0.353,), size=28), []
+def part_of_fashion(rows: int, size: int = 28, valid: int = 1_000) -> tuple[Images, Images]:
+    """Rows of Fashion-MNIST's training and test files, drawn by a seed. size: of the images."""
+    form, found = ImageFormat(mean=(0.286,), deviation=(0.353,), size=size), []
     for split, count in (("train", rows), ("test", valid)):
         pixels, labels = mnist_files.read(DATA / "fashion-mnist-lean", split)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:count]
@@ -88,13 +88,12 @@ def conv(rows: int = 3_000, epochs: int = 8) -> Workload:
     )  # fmt: skip
 
 
-def vit(epochs: int = 20) -> Workload:
-    """digits/vit, whose rate is for 32 rows, for fewer (by the square root)."""
-    bundled = load("digits/vit")
-    updates = epochs * -(-len(bundled.train_data) // OWN)  # type: ignore[arg-type]
+def vit(rows: int = 10_000, epochs: int = 16) -> Workload:
+    """The net of digits/vit, 69 K parameters; 3 ms of a host for 8 rows, 5 ms for 64."""
+    train, valid = part_of_fashion(rows, size=8, valid=2_000)
     return replace(
-        bundled, optimizer=adamw(1e-3, 0.05), batch_size=OWN,
-        scheduler=warm_up(200, decay=updates), epochs=epochs,
+        load("digits/vit"), train_data=train, valid_data=valid, optimizer=adamw(1e-3, 0.05),
+        batch_size=OWN, scheduler=warm_up(200, decay=epochs * -(-rows // OWN)), epochs=epochs,
     )  # fmt: skip
 
 
@@ -107,7 +106,7 @@ class Case:
     accuracy: float
 
 
-CASES = {"vit": Case(vit, 0.96), "conv": Case(conv, 0.76)}
+CASES = {"vit": Case(vit, 0.78), "conv": Case(conv, 0.76)}
 
 
 # On every rank
