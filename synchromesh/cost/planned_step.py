@@ -24,7 +24,7 @@ from synchromesh.trace.partition.local import (
 )
 from synchromesh.trace.partition.shard_traffic import gathering_of
 from synchromesh.values.exchange import Exchange
-from synchromesh.values.holding import Holding
+from synchromesh.values.holding import Holding, averaged
 from synchromesh.values.layout import Layout, groups_of, stages_of
 from synchromesh.values.messages import Instruction, instructions
 from synchromesh.values.plan import Plan
@@ -234,6 +234,19 @@ def shard_seconds(kind: str, held: Sequence[Holding], profile: Profile) -> float
 def sharded_bytes(held: Sequence[Holding]) -> int:
     """Bytes of what is gathered or scattered: every part as long as the largest one."""
     return sum(h.parts * h.kept_bytes for h in held)
+
+
+def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
+    """Seconds of a step, on average, for the means of workers that train alone."""
+    if not planned.plan.local_steps:
+        return 0.0
+    seconds = 0.0
+    for bucket in averaged(planned.holdings.values()):
+        size, layout = sum(h.local_bytes for h in bucket), bucket[0].layout
+        ranks = Pattern(layout.data, layout.tensor)
+        seconds += collective_seconds("all_reduce", ranks, size, profile)
+        seconds += 2 * profile.copy_byte * size  # to where it is sent, and back
+    return seconds / planned.plan.local_steps
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

@@ -23,6 +23,7 @@ from synchromesh.cost.planned_step import (
     Transmit,
     collective_seconds,
     gradient_pattern,
+    mean_seconds,
     measured,
     pattern,
     shard_seconds,
@@ -100,10 +101,12 @@ def _walk(
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
-    seconds = ends[last] + profile.calls.step + profile.host
+    means = mean_seconds(planned, profile)
+    seconds = ends[last] + means + profile.calls.step + profile.host
     time = StepTime(
-        seconds, forward, line.clock - forward, updates[last], line.computed, line.waited, pieces
-    )
+        seconds, forward, line.clock - forward, updates[last], line.computed, line.waited + means,
+        pieces,
+    )  # fmt: skip
     return Recorded(tuple(tuple(line.record or ()) for line in lines), tuple(updates), time)
 
 

@@ -27,12 +27,13 @@ class PlanGroups:
         self.ranks = ranks
         self.position = ranks.index(world.rank) if world.rank in ranks else None
         self.everyone = self._group([tuple(range(len(ranks)))])  # all ranks that take part
+        self.alone = self._group(())
         self._tensor: dict[Layout, Group] = {}
         self._data: dict[Layout, Group] = {}
         for mesh in sorted({x.mesh for x in layouts}, key=lambda mesh: (mesh.first, mesh)):
             self._tensor[mesh] = self._group({mesh.tensor_positions(p) for p in mesh.positions})
             self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
-        shared = {tuple(h.positions) for h in holdings if h.partial_gradient}
+        shared = {tuple(h.positions) for h in holdings if h.partial_gradient and not h.alone}
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
         for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
@@ -55,6 +56,9 @@ class PlanGroups:
 
     def sum_group(self, holding: Holding) -> Group:
         """The ranks over which this rank sums the gradient of a tensor that it holds."""
+        if holding.alone:
+            mesh = holding.layout.mesh
+            return self._tensor[mesh] if holding.partial_gradient else self.alone
         if holding.partial_gradient:
             return self._partial[tuple(holding.positions)]
         return self._data[holding.layout.mesh]

@@ -77,7 +77,8 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     cut, devices = partitions.partition(plan), len(problem.ranks(plan))
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    held = holdings(tensors.values(), cut.placements, devices)
+    alone = plan.local_steps > 0
+    held = holdings(tensors.values(), cut.placements, devices, alone)
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 

@@ -56,6 +56,7 @@ class Accumulation:
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
         self.rows = 0  # ... and of all
+        self._own = 0.0  # the weight of this rank's worker, where it trains alone
         self._programs_run = 0
         # (those of `LossSum`, what waits for those of all ranks)
         self._totals: list[tuple[Tensor, Finish | None]] = []
@@ -105,7 +106,9 @@ class Accumulation:
     def clip(self, copies: Sequence[tuple[nn.Parameter, float]], max_norm: float) -> Tensor:
         """As of the trainer. copies: how many ranks have an equal shard of each parameter."""
         self.require_last("clip")
-        norm = clip_norm(copies, self._world.everyone, max_norm)
+        norm = clip_norm(
+            copies, self._execution.workers.norm_group(self._world.everyone), max_norm
+        )
         self._changed = self._changes()
         return norm
 
@@ -146,7 +149,7 @@ class Accumulation:
             if ends:
                 execution.sync.begin()
             execution.noise.count(parts)
-            execution.unsettled_rows += sum(execution.active.local_rows(p) for p in parts)
+            execution.workers.rows += sum(execution.active.local_rows(p) for p in parts)
             execution.carry.advance(self._walk(micro, alone, ends, steps))
             self.calls += 1
         value = self._loss()
@@ -173,8 +176,12 @@ class Accumulation:
                 "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
                 "mean is not defined: leave such a batch out"
             )
+        if alone := self._execution.workers.every:
+            weight = self._own or self._unit
         scale = None if weight == self._unit else self._unit / weight
         self._execution.sync.finish(scale)
+        if alone and not self._own:  # a worker without rows makes no step
+            forget_gradients(self._execution.model)
         self._execution.noise.finish(scale or 1.0)
 
     def _shared(self, value: Tensor, share: float) -> Tensor:
@@ -190,7 +197,7 @@ class Accumulation:
             for p, gradient in self._shares.items():
                 p.grad = gradient
         else:
-            self._totals, self._rows, self._unit = [], 0, 0.0
+            self._totals, self._rows, self._unit, self._own = [], 0, 0.0, 0.0
         return total
 
     def _report(self, rows: int, first: bool) -> None:
@@ -264,15 +271,23 @@ class Accumulation:
         weighted = len(result.outputs) == 2
         if not self._unit:
             self._unit = _unit(weighted, self._execution.active.step.targets, self._rows)
-        if result.rows and result.leads:
-            value = result.outputs[0].detach()
-            sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
-            sums[LossSum.WEIGHT].add_(result.outputs[1].detach() if weighted else result.rows)
-            sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
+        self._add_sums(result, sums, weighted)
         if any(value.requires_grad for value in result.outputs):
             sums[LossSum.GRADIENT].fill_(1)
         if weighted and result.outputs[1].requires_grad and not alone:
             sums[LossSum.COUPLED].fill_(1)
+
+    def _add_sums(self, result: RankOutputs, sums: Tensor, weighted: bool) -> None:
+        if not result.rows:
+            return
+        weight = result.outputs[1].detach() if weighted else result.rows
+        if self._execution.workers.every:
+            self._own += float(weight)
+        if result.leads:
+            value = result.outputs[0].detach()
+            sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
+            sums[LossSum.WEIGHT].add_(weight)
+            sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
@@ -305,6 +320,11 @@ class Accumulation:
             seeds.append((value, torch.full_like(value, weight)))
             if weighted and result.outputs[1].requires_grad and alone:
                 of = result.outputs[1]
+                if self._execution.workers.every:
+                    raise ValueError(
+                        "the loss's weight depends on parameters, and workers that train alone "
+                        "would divide by others' weights: detach it, or leave @synchronisation out"
+                    )
                 seeds.append((of, (-self._loss() * weight).to(of.dtype)))
         return seeds
 

@@ -1,6 +1,6 @@
 """The active plan and all that follows from it; what a plan must meet; what else users choose."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -109,25 +109,32 @@ class PlanCheck:
     DEVICES: ClassVar = 64  # that a plan needs which is asked of one, at most; chosen
 
     def __init__(
-        self, state: ModelState, planning: LivePlanning, notices: Notices, carries: bool
+        self, state: ModelState, planning: LivePlanning, notices: Notices, options: Options
     ) -> None:
-        """carries: whether a step reads what the one before has made."""
         self._state, self._planning, self._notices = state, planning, notices
         self._model, self._optimizer, self._world = state.model, state.optimizer, state.world
-        self._carries = carries
+        self._carries = bool(options.carry)  # whether a step reads what the one before has made
+        self._synchronised = options.sync_batch_norm and bool(state.model.statistics)
 
     def passed(self, plan: Plan, step: Step, known: Partition | None = None) -> ActivePlan:
         """`plan` with all that follows from it. known: the partition of `step` under it, where
         there is one. ValueError, on all ranks, where it does not fit."""
         rows, ranks = self._planning.rows, plan.devices(self._world.size)
         plan.check_rows(rows)
+        if plan.local_steps and self._synchronised:
+            raise ValueError(
+                f"plan {str(plan)!r}: batch norm cannot be synchronised over workers that train "
+                "alone: leave sync_batch_norm or @synchronisation out"
+            )
         refuse_parts(step, plan.micro_batches)
         refuse_untraced(step, plan)
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
         made = known or partition(step, layouts, rows=rows, pins=pins)
-        placed = holdings(self._model.described.values(), made.placements, len(ranks))
+        alone = plan.local_steps > 0
+        placed = holdings(self._model.described.values(), made.placements, len(ranks), alone)
+        refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)
         self._planning.check_held(plan, placed)
@@ -203,7 +210,7 @@ def refuse_parts(step: Step, micro_batches: int) -> None:
         )
 
 
-def unmeasurable(step: Step, options: Options, model: Model, several: bool) -> str:
+def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan: Plan) -> str:
     """Why the gradient noise scale, where it was asked for, cannot be measured of a step. several:
     there are losses that take turns."""
     why = step.coupled if step.coupling else ""
@@ -213,7 +220,26 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool) -> s
         why = f"rows depend on each other ({why}), so that no block of them has its own gradient"
     if several:
         why = "losses take turns, each with a gradient of its own"
+    if plan.local_steps:
+        why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
     return why if options.noise_scale else ""
+
+
+def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holding]) -> None:
+    """ValueError where workers that train alone are not the same for all components."""
+    if not plan.local_steps:
+        return
+    meshes = {layout.mesh for layout in layouts}
+    degrees = sorted({mesh.data for mesh in meshes})
+    why = f"components have data degrees {', '.join(map(str, degrees))}" if degrees[1:] else ""
+    odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)
+    if name := next(odd, ""):
+        why = why or f"{name} is used under several layouts"
+    if why:
+        raise ValueError(
+            f"plan {str(plan)!r}: {why}, and workers that train alone have one of all: give all "
+            "components one layout, or leave @synchronisation out"
+        )
 
 
 def refuse_untraced(step: Step, plan: Plan) -> None:

@@ -105,7 +105,9 @@ class BatchSizes:
         require_alike(execution.world.everyone, {"the batches to choose among": str(among)})
         if self._sizes:
             return  # asked for again
-        why = unmeasurable(step, options, execution.model, execution.losses.several)
+        why = unmeasurable(
+            step, options, execution.model, execution.losses.several, execution.plan
+        )
         if step.opaque:
             why = (
                 why or f"no other batch has a known step, for the model runs whole: {step.reason}"
@@ -184,14 +186,13 @@ class BatchSizes:
         some of the plans: 45 prices of a small model took 2 s on 40 % of a core."""
         everyone, known = self._execution.world.everyone, cast(Profile, self._profile)
         own = plans[everyone.index :: everyone.size]
-        found = [price(self._facts.partitions, p, known, rows=n) for n in sizes for p in own]
-        told = everyone.all_gather_json([c.to_record() for c in found]) if sizes else []
-        of_ranks = [[Candidate.from_record(record) for record in records] for records in told]
-        each = [len(candidates) // len(sizes) for candidates in of_ranks]  # plans of a rank
+        found = [[price(self._facts.partitions, p, known, rows=n) for p in own] for n in sizes]
+        records = [[candidate.to_record() for candidate in of_size] for of_size in found]
+        told = everyone.all_gather_json(records) if sizes else []
         return {
-            n: quickest(c for own, k in zip(of_ranks, each, strict=True) for c in own[k * i :][:k])
+            n: quickest(Candidate.from_record(x) for of_rank in told for x in of_rank[i])
             for i, n in enumerate(sizes)
-        }  # fmt: skip
+        }
 
     def _price(self, rows: int, likely: Plan | None = None) -> Candidate:
         """The quickest plan with batches of so many rows, of the one in force and of `likely`,

@@ -26,7 +26,7 @@ from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.gradients import GradientSync, Summed, users_of
 from synchromesh.engine.groups import World
 from synchromesh.engine.noise_scale import NoiseMeter
-from synchromesh.engine.opaque import OpaqueProgram, broadcast_state
+from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.optimizer import refuse_foreign
 from synchromesh.engine.pieces import PieceCount
 from synchromesh.engine.pipeline import MicroBatch
@@ -46,6 +46,7 @@ from synchromesh.training.programs import Programs
 from synchromesh.training.reports import Reports
 from synchromesh.training.traces import TUNING, Traces
 from synchromesh.training.trainer_state import TrainerState
+from synchromesh.training.workers import Workers
 from synchromesh.values.plan import Plan
 from synchromesh.values.sharding import units
 
@@ -67,11 +68,11 @@ class Execution:
         self._syncs: dict[Optimizer, GradientSync] = {}
         self.state = ModelState(model, optimizer, world)
         self.carry = Carry(options.carry, world)
-        self._check = PlanCheck(self.state, planning, self.notices, bool(options.carry))
+        self.workers = Workers(self.state, options.sync_batch_norm)
+        self._check = PlanCheck(self.state, planning, self.notices, options)
         self._active: ActivePlan | None = None
         self._groups = len(optimizer.param_groups)
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
-        self.unsettled_rows = 0  # computed with on this rank since `settle` was called
         self.reports, self.noise = Reports(), NoiseMeter(options.noise_scale)
         if options.follows_noise:
             self.noise.follow(not model.statistics)
@@ -81,7 +82,7 @@ class Execution:
         if step.opaque or any(x.is_meta for x in step.constants.values()):
             refuse_lost_attributes(model.module)
         require_alike(world.everyone, {"whether the noise scale is measured": options.noise_scale})
-        if why := unmeasurable(step, options, model, losses.several):
+        if why := unmeasurable(step, options, model, losses.several, plan):
             raise ValueError(
                 f"the noise scale cannot be measured: {why}; leave noise_scale out, and batch "
                 "sizes and learning rates that depend on it"
@@ -126,6 +127,8 @@ class Execution:
 
     def shift(self, plan: Plan) -> TransferStats:
         """Makes another plan the active one; ValueError where it does not fit: nothing moved."""
+        self.settle(states=True)
+        self.workers.share_attributes(self.active)
         cuts, step = self.traces.cuts, self.active.step
         known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
@@ -158,6 +161,7 @@ class Execution:
         """Makes `plan` the active one; tensors move to their new places. Where it does not fit
         (ValueError) the one before goes on. known: its partition of `step`, where there is one."""
         new = self._check.passed(plan, step, known)
+        self.workers.take_means(states=True)
         # there is no way back from here: until all of it is done no plan is in force
         self._active = None
         self._close_syncs()
@@ -172,10 +176,11 @@ class Execution:
         self.programs = self._programs(new)
         trained = {turn.optimizer: turn.trained for turn in self.losses.turns}
         self._syncs = {o: self._gradient_sync(new, names) for o, names in trained.items()}
+        self.workers.adopt(plan, new.holdings, new.groups)
         self.noise.adopt(
             users_of(new.partition.components), new.holdings, new.groups.position,
             self.model.parameters, self.sharding.whole,
-            unmeasurable(new.step, self.options, self.model, self.losses.several),
+            unmeasurable(new.step, self.options, self.model, self.losses.several, plan),
         )  # fmt: skip
         possible = overlaps(new.step, new.partition) and new.plan.stage_count == 1
         # losses that take turns take different times, which say nothing of pieces
@@ -255,31 +260,18 @@ class Execution:
         earlier = (a.partition for a in self._earlier if a.step is step and a.plan == plan)
         self._adopt(plan, step, known=next(earlier, None))
 
-    def share_attributes(self) -> None:
-        """Attributes that an untraced forward keeps come to idle ranks, for the next plan."""
-        step, ranks = self.active.step, self.active.groups.ranks
-        idle = set(range(self.world.size)) - set(ranks)
-        if not step.opaque or not idle:
-            return
-        tensors = {*self.model.parameters, *self.model.buffers}  # these move with the state
-        names = [n for n in (*step.changed, *step.fed) if n not in tensors]
-        broadcast_state(self.model, names, self.world.everyone, ranks[0], sorted(idle))
-
     @property
     def nothing_to_adapt(self) -> str:
         """Why no other plan could be found while it trains; empty where one could."""
         if self.losses.several:
             return "losses take turns, so that what a step takes says nothing of the plan"
+        if self.workers.every:
+            return f"{self.active.plan.synchronisation} is no plan that would be found"
         return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
 
-    def settle(self) -> None:
-        """Makes buffers that are computed from rows, which data ranks have of their own, equal on
-        all ranks: running statistics of batch norm (unless these are synchronised) and others."""
-        model = self.model
-        names = model.never_synchronised if self.options.sync_batch_norm else model.statistics
-        fed = [n for n in self.active.step.fed if n in model.buffers and n not in names]
-        self.state.settle_buffers(self.active.groups, (*names, *fed), self.unsettled_rows)
-        self.unsettled_rows = 0
+    def settle(self, states: bool = False) -> None:
+        """Makes equal on all data ranks what they have of their own (training/workers.py)."""
+        self.workers.settle(self.active, states)
 
     # Batches
 
@@ -386,7 +378,7 @@ class Execution:
             checkpoint.load(path, {**self.state.local_tensors(), **stored}, self.world)
         self.carry.adopt(stored, saved.carry)
         self.noise.resume(saved.noise)
-        self.unsettled_rows = 0
+        self.workers.rows = 0
         if (saved.plan, saved.ranks) == (str(self.active.plan), self.world.size):
             self.pieces.resume(saved.overlap)
         self.streams = RandomStreams(saved.seed, self.world.device)

@@ -248,6 +248,7 @@ class Trainer:
             learning_rate.advance(self.scheduler, self._accumulation.rows)
         self.steps += 1
         self.steps_to_come -= self.steps_to_come > 1
+        self._execution.workers.updated(self.steps)
         self._accumulation = Accumulation(self._execution)
         self.planning.memory.relieve(self.steps)
 
@@ -300,8 +301,6 @@ class Trainer:
             plan = self.planning.choose(self.traced)
         elif self.world.size == 1 and self._execution.stays_alone(plan):
             return Moved(0.0, 0, 0)
-        self._execution.settle()
-        self._execution.share_attributes()
         moved = self._execution.shift(plan)
         self.adaptation.restart()
         return Moved.of_ranks(moved, self.world.everyone, began)
@@ -351,7 +350,7 @@ class Trainer:
         self._check_method("save")
         self._accumulation.require_none("save")
         forget_gradients(self.model)
-        self._execution.settle()
+        self._execution.settle(states=True)
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()
         saved = agreed(everyone, lambda: self._to_save(cursors, extra or {}), str(path))

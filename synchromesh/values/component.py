@@ -50,6 +50,11 @@ class Parameter:
     buffer: bool = False
 
     @property
+    def trained(self) -> bool:
+        """Whether the optimizer changes it."""
+        return self.trainable and not self.buffer
+
+    @property
     def bytes(self) -> int:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import prod
 
 from synchromesh.values.boxes import Box
+from synchromesh.values.buckets import fill
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
@@ -32,6 +33,7 @@ class Holding:
     placement: Placement = REPLICATED
     shared: tuple[int, ...] = ()
     states: ShardStates = "none"  # sharded over the positions that sum its gradient
+    alone: bool = False  # each data index steps by its own gradient, and takes means at times
 
     @property
     def positions(self) -> Sequence[int]:
@@ -47,6 +49,9 @@ class Holding:
     @cached_property
     def gradient_layout(self) -> Layout:
         """The layout whose data ranks sum this tensor's gradient (docs/design.md, "Gradients")."""
+        if self.alone:
+            degree = self.layout.tensor if self.partial_gradient else 1
+            return Layout(degree, self.layout.devices // degree, first=self.layout.first)
         if not self.partial_gradient:
             return self.layout
         return Layout(len(self.positions), 1, first=self.positions[0])
@@ -130,43 +135,62 @@ class Holding:
         """Whether several positions sum its gradient, which then lies in a bucket."""
         return self.gradient_layout.data > 1
 
+    @property
+    def averaged(self) -> bool:
+        """Whether several positions that trained alone take the mean of it."""
+        return self.alone and self.layout.data > 1
+
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
+        if self.alone:
+            partial = self.partial_gradient
+            return tuple(self.layout.tensor_positions(position)) if partial else (position,)
         if self.partial_gradient:
             return tuple(self.positions)
         return self.layout.data_positions(position)
 
     @property
     def copies(self) -> int:
-        """How many positions keep an equal copy of what one position keeps."""
+        """How many positions keep an equal copy of what one position keeps, those that train
+        alone left out."""
         alike = self.layout.data if self.placement.sharded else len(self.positions)
-        return alike // self.parts
+        return alike // self.parts // (self.layout.data if self.alone else 1)
 
 
 def holdings(
-    tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement], devices: int
-) -> dict[str, Holding]:
+    tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement],
+    devices: int, alone: bool = False,
+) -> dict[str, Holding]:  # fmt: skip
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
-    positions of the stages that use it; where none uses it, on all `devices`."""
+    positions of the stages that use it; where none uses it, on all `devices`. alone: whether data
+    indices train alone (`Plan.local_steps`)."""
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
-    holding_of = {}
-    for tensor in tensors:
-        users = uses.get(tensor.name, {})
-        states = _states(tensor, users)
-        match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
-            case [(mesh, placement)]:
-                holding_of[tensor.name] = Holding(tensor, mesh, placement, states=states)
-            case _:
-                held = sorted({p for layout in users for p in layout.positions})
-                everywhere = held or range(devices)
-                layout = Layout(len(everywhere), 1, first=everywhere[0])
-                shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
-                holding_of[tensor.name] = Holding(
-                    tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states
-                )
-    return holding_of
+    return {t.name: _holding(t, uses.get(t.name, {}), devices, alone) for t in tensors}
+
+
+def _holding(
+    tensor: Parameter, users: Mapping[Layout, Placement], devices: int, alone: bool
+) -> Holding:
+    states, alone = _states(tensor, users), alone and tensor.trained
+    match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
+        case [(mesh, placement)]:
+            return Holding(tensor, mesh, placement, states=states, alone=alone)
+        case [(mesh, _), *_] if alone and len({layout.mesh for layout in users}) == 1:
+            return Holding(tensor, mesh, REPLICATED_PARTIAL_GRADIENT, alone=True)
+    held = sorted({p for layout in users for p in layout.positions})
+    everywhere = held or range(devices)
+    layout = Layout(len(everywhere), 1, first=everywhere[0])
+    shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
+    return Holding(tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states, alone)
+
+
+def averaged(held: Iterable[Holding]) -> list[list[Holding]]:
+    """Parameters of which workers that trained alone take the mean, by collective: in buckets, as
+    gradients would be."""
+    means = [h for h in held if h.averaged]
+    return fill(means, lambda h: (h.layout.mesh, h.tensor.dtype), lambda h: h.local_bytes)
 
 
 def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:

@@ -59,8 +59,6 @@ class Plan(document.Document):
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
-        if self.synchronisation == "local:1":
-            object.__setattr__(self, "synchronisation", EVERY_STEP)
         checked = (
             "schedule", "synchronisation", "micro_batches", "global_batch", "pieces", "rows",
         )  # fmt: skip
@@ -346,20 +344,32 @@ class Plan(document.Document):
             shares.append((before[full] + partial) / Fraction(before[-1]))
         return shares
 
+    @property
+    def local_steps(self) -> int:
+        """Steps that workers train alone before they take the mean of their parameters; 0: they
+        sum gradients in every step. A worker is a data index of the plan."""
+        word, _, steps = self.synchronisation.partition(":")
+        return int(steps) if word == "local" else 0
+
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
-        faults = []
-        if self.default.name == "auto":
-            faults.append("auto is found by the planner: write it alone")
-        if self.schedule == "zero-bubble":
-            faults.append("the schedule zero-bubble is not executed yet: use 1f1b")
-        if self.stage_count > 1 and (self.pieces or 1) > 1:
-            faults.append("@pieces take turns inside one stage: leave them out, or the stages")
-        if self.stage_count > 1 and self.rows is not None:
-            faults.append("@rows of several stages are not executed yet: leave them out")
-        if self.synchronisation != EVERY_STEP:
-            faults.append(f"synchronisation {self.synchronisation} is not executed yet")
-        return tuple(faults)
+        staged, word, alone = self.stage_count > 1, self.synchronisation, self.local_steps > 0
+        sharded = any(spec.states != "none" for spec in self.specs)
+        faults = {
+            "auto is found by the planner: write it alone": self.default.name == "auto",
+            "the schedule zero-bubble is not executed yet: use 1f1b":
+                self.schedule == "zero-bubble",
+            "@pieces take turns inside one stage: leave them out, or the stages":
+                staged and (self.pieces or 1) > 1,
+            "@rows of several stages are not executed yet: leave them out":
+                staged and self.rows is not None,
+            f"synchronisation {word} is not executed yet": word != EVERY_STEP and not alone,
+            f"{word} of several stages is not executed yet: leave one of both out":
+                alone and staged,
+            f"{word} has a whole optimizer state on each worker, which trains alone: leave "
+            "sharded states (states=, sharded-data) or @synchronisation out": alone and sharded,
+        }  # fmt: skip
+        return tuple(sentence for sentence, found in faults.items() if found)
 
 
 def _outermost(pattern: str, module_names: Sequence[str]) -> set[str]:

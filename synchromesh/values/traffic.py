@@ -23,7 +23,7 @@ CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "exchange"
 ]
 MESSAGES: tuple[MessageKind, ...] = get_args(MessageKind)
-Direction = Literal["forward", "backward", "gradient"]
+Direction = Literal["forward", "backward", "gradient", "parameters"]
 
 
 def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:

@@ -118,6 +118,18 @@ def test_one_bucket_waits_for_the_last_gradient() -> None:
     assert told.backward == pytest.approx(1 + 5 + 3)
 
 
+def test_workers_that_train_alone_wait_for_their_means() -> None:
+    planned = drawn([{"parameters": {"a": 10}}, {"parameters": {"b": 10}}], PAIR)
+    planned = replace(
+        planned, plan=Plan.parse("data; @synchronisation=local:4"),
+        holdings={n: replace(h, alone=True) for n, h in planned.holdings.items()},
+    )  # fmt: skip
+    made = profile(planned, {"c0": (0, 5), "c1": (0, 1)}, network=GRADIENTS, copy_byte=0.125)
+    told = step_time(planned, made)
+    assert told.backward == 6.0
+    assert told.waited == (3.0 + 2 * 80 * 0.125) / 4 == told.seconds - 6.0
+
+
 def test_a_shared_parameter_is_ready_when_its_first_user_is_done() -> None:
     planned = drawn([{"parameters": {"a": 1 << 20}}, {}, {"parameters": {"a": 1 << 20}}], PAIR)
     seconds = {"c0": (0, 1), "c1": (0, 5), "c2": (0, 1)}

@@ -39,6 +39,20 @@ def test_gradients_are_summed_where_parts_are_equal() -> None:
     assert tied.partial_gradient and tied.gradient_positions(2) == (0, 1, 2, 3)
 
 
+def test_workers_that_train_alone_sum_what_is_their_own() -> None:
+    layout = Layout(2, 2)
+    cut = Holding(WEIGHT, layout, shard(0), alone=True)
+    assert cut.gradient_positions(1) == (1,) and cut.copies == 1
+    assert cut.averaged and not cut.summed
+    tied = Holding(WEIGHT, layout, REPLICATED_PARTIAL_GRADIENT, alone=True)
+    assert tied.gradient_positions(2) == (2, 3) and tied.copies == tied.gradient_layout.data == 2
+    assert tied.averaged and tied.summed
+    buffer = Parameter("mean", (8,), "float32", trainable=False, buffer=True)
+    placements = {("weight", layout): shard(0), ("mean", layout): REPLICATED}
+    held = holdings([WEIGHT, buffer], placements, 4, alone=True)
+    assert held["weight"].alone and not held["mean"].alone
+
+
 @pytest.mark.parametrize(
     ("placement", "degrees"), [*product(PLACEMENTS, [(1, 4), (2, 2), (4, 1), (1, 2)])]
 )

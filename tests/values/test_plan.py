@@ -235,7 +235,7 @@ def test_every_plan_survives_its_forms(plan: Plan) -> None:
         ("sharded-data:states=parameters", "sharded-data"),
         (" data ;a = tensor; @ranks= 0,1,2,3,7 ", "data; a=tensor; @ranks=0-3,7"),
         ("pipeline:stages=2; @micro_batches=4", "pipeline:stages=2,microbatches=4"),
-        ("data; @synchronisation=local:1", "data"),
+        ("data; @synchronisation=every-step", "data"),
         ("data; @schedule=1f1b; @micro_batches=1", "data"),
         ("tensor; @pieces= 04; a=data", "tensor; a=data; @pieces=4"),
         ("data; @pieces=1; @rows=3,1", "data; @rows=3,1; @pieces=1"),  # whole: nothing is tried
@@ -466,7 +466,9 @@ def test_reserved_characters_in_patterns() -> None:
         ),
         ("data; a=sharded-data", []),
         ("tensor:recompute=yes", []),
-        ("data; @synchronisation=local:8", ["local:8"]),
+        ("data; @synchronisation=local:8", []),
+        ("data; @synchronisation=stale:1", ["stale:1"]),
+        ("zero1; @synchronisation=local:8; @stages=0:a/1:b", ["stages", "whole optimizer state"]),
     ],
 )
 def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:

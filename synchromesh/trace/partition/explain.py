@@ -9,7 +9,7 @@ from typing import Any
 
 from synchromesh.trace.step import Step
 from synchromesh.values.component import ITEM_BYTES
-from synchromesh.values.holding import Holding, holdings
+from synchromesh.values.holding import Holding, averaged, holdings
 from synchromesh.values.layout import LEVELS, Layout, ShardStates, stages_of
 from synchromesh.values.placement import REPLICATED
 from synchromesh.values.plan import Plan
@@ -35,6 +35,7 @@ class SentCollective:
     bytes: int
     ranks: int
     times: int = 1
+    every: int = 1  # steps
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,12 @@ def explain(
     whether batch norm takes its statistics over all data ranks, as `verify` has it. Bytes on the
     edges between layouts are exact where the data degrees divide the rows."""
     ranks = plan.devices(world)
+    sync_batch_norm = sync_batch_norm and not plan.local_steps
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    holding = holdings(parameters.values(), made.placements, len(ranks))
+    alone = plan.local_steps > 0
+    holding = holdings(parameters.values(), made.placements, len(ranks), alone)
     applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
@@ -144,7 +147,12 @@ class _AppliedPlan:
             count.add(kind, payload, ranks)
         for s in self._shards(position):
             count.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
-        return count.sent + self._message_bytes(position)
+        means = TrafficCount()
+        for h in chain.from_iterable(averaged(self.holding.values())):
+            if position in h.positions:
+                means.add("all_reduce", h.bytes_at(position), h.layout.data)
+        every = self.plan.local_steps or 1
+        return count.sent + self._message_bytes(position) + means.sent // every
 
     def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
         here = [c for c in self.made.components if position in c.layout.positions]
@@ -195,17 +203,23 @@ class _AppliedPlan:
         for c in local.collectives:
             payload = c.payload(self._block(c, layout, largest, first))
             yield SentCollective(c.kind, c.direction, payload, c.ranks, len(self.micro_batches))
-        summed: Counter[int] = Counter()  # bytes, by number of ranks
-        for parameter in local.component.parameters:
-            h = self.holding[parameter.name]
-            if h.tensor.trainable and h.summed and h.parts == 1:
-                summed[h.gradient_layout.data] += h.local_bytes
-        for ranks, size in sorted(summed.items()):
-            yield SentCollective("all_reduce", "gradient", size, ranks)
+        yield from self._of_parameters(local)
         for s in self._shards(first):
             if s.component == index:
                 c = s.collective
                 yield SentCollective(c.kind, c.direction, c.fixed_bytes, c.ranks, s.times)
+
+    def _of_parameters(self, local: LocalComponent) -> Iterator[SentCollective]:
+        """Sums of gradients and means of parameters, by number of ranks."""
+        summed: Counter[tuple[Direction, int]] = Counter()  # bytes
+        for h in (self.holding[p.name] for p in local.component.parameters if p.trainable):
+            if h.summed and h.parts == 1:
+                summed["gradient", h.gradient_layout.data] += h.local_bytes
+            if h.averaged:
+                summed["parameters", h.layout.data] += h.local_bytes
+        for (what, ranks), size in sorted(summed.items()):
+            every = self.plan.local_steps if what == "parameters" else 1
+            yield SentCollective("all_reduce", what, size, ranks, every=every)
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:
@@ -315,6 +329,7 @@ def _of_component(
     out += placements
     for c in part.collectives:
         times = f", {c.times} times" if c.times > 1 else ""
+        times += f", every {c.every} steps" if c.every > 1 else ""
         on = "" if c.kind == "send" else f" on {c.ranks} ranks"
         out.append(f"  {c.kind} of {c.bytes:,} bytes{on}, {c.direction}{times}")
     return out

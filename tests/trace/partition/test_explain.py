@@ -41,6 +41,16 @@ def test_data_sums_every_gradient_and_nothing_else() -> None:
     assert {c.collective for c in told.edges} == {"none"}
 
 
+def test_workers_that_train_alone_send_means_of_parameters() -> None:
+    told = explained("cnn", "data; @synchronisation=local:8", 4)
+    size = whole("cnn")
+    assert told.sent_bytes_per_step == (sent_bytes("all_reduce", size, 4) // 8,) * 4
+    means = [c for p in told.components for c in p.collectives]
+    assert {(c.direction, c.ranks, c.every) for c in means} == {("parameters", 4, 8)}
+    assert sum(c.bytes for c in means) == size
+    assert "on 4 ranks, parameters, every 8 steps" in text(told)
+
+
 def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
     assert explained("cnn", "data", 1).sent_bytes_per_step == (0,)
     told = explained("cnn", "single", 3)

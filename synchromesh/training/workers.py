@@ -1,0 +1,117 @@
+"""What data ranks have of their own, and how it becomes equal: buffers that are computed from rows
+(running statistics of batch norm, unless these are synchronised, and others), as means weighted by
+the rows of each rank; and workers that train alone, `@synchronisation=local:H`.
+
+A worker is a data index of the plan; its tensor ranks train as one. (Stich 2019, "Local SGD
+Converges Fast and Communicates Little", ICLR, algorithm 1.)
+
+    p_i  <-  1/N sum_j p_j    parameters: after every H steps, and before one model is asked for
+    s_i  <-  1/N sum_j s_j    optimizer states: before a switch or checkpoint, which know one alone
+
+Counters of an optimizer are the first worker's: one without rows has made a step less."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from synchromesh.checkpoint.model_state import ModelState
+from synchromesh.engine.groups import Group
+from synchromesh.engine.opaque import broadcast_state
+from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.training.active_plan import ActivePlan
+from synchromesh.values.holding import Holding, averaged
+from synchromesh.values.plan import Plan
+
+
+class Workers:
+    """Of the plan in force. All ranks call alike, idle ones too."""
+
+    def __init__(self, state: ModelState, sync_batch_norm: bool) -> None:
+        self.every = 0  # steps from one mean of parameters to the next; 0: none
+        self.rows = 0  # computed with on this rank since `settle` was called
+        self._state, self._sync_batch_norm = state, sync_batch_norm
+        self._group: Group | None = None  # the ranks of this rank's worker
+        self._means: list[tuple[Group, list[str]]] = []  # parameters of one all-reduce each
+        self._apart = self._states_apart = False
+
+    def adopt(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
+        """Another plan is in force."""
+        self.every, self._means, position = plan.local_steps, [], groups.position
+        self._group = groups.alone if self.every else None
+        if not self.every or position is None:
+            return
+        for bucket in averaged(held.values()):
+            if position in bucket[0].positions:
+                layout = bucket[0].layout
+                self._group = groups.tensor_group(layout)
+                names = [h.tensor.name for h in bucket]
+                self._means.append((groups.data_group(layout), names))
+
+    def updated(self, steps: int) -> None:
+        """Behind the optimizer's step. steps: done so far."""
+        self._apart = self._states_apart = self.every > 0
+        if self.every and steps % self.every == 0:
+            self.take_means()
+
+    def settle(self, active: ActivePlan, states: bool = False) -> None:
+        """All that ranks have of their own becomes equal; optimizer states where asked for."""
+        model = self._state.model
+        names = model.never_synchronised if self._sync_batch_norm else model.statistics
+        fed = [n for n in active.step.fed if n in model.buffers and n not in names]
+        self._state.settle_buffers(active.groups, (*names, *fed), self.rows)
+        self.rows = 0
+        self.take_means(states)
+
+    def take_means(self, states: bool = False) -> None:
+        """Workers have equal parameters, and optimizer states where these are asked for."""
+        if self._apart:
+            self._apart = False
+            for group, names in self._means:
+                _take_mean([self._state.model.parameters[n] for n in names], group)
+        if states and self._states_apart:
+            self._states_apart = False
+            self._settle_states()
+
+    def share_attributes(self, active: ActivePlan) -> None:
+        """Attributes that an untraced forward keeps come to idle ranks, for the next plan."""
+        step, ranks, model = active.step, active.groups.ranks, self._state.model
+        idle = set(range(self._state.world.size)) - set(ranks)
+        if not step.opaque or not idle:
+            return
+        tensors = {*model.parameters, *model.buffers}  # these move with the state
+        names = [n for n in (*step.changed, *step.fed) if n not in tensors]
+        broadcast_state(model, names, self._state.world.everyone, ranks[0], sorted(idle))
+
+    def _settle_states(self) -> None:
+        moving = self._state.optimizer_state.moving
+        for group, names in self._means:
+            own = {f"{n}/{key}": x for n in names for key, x in moving(n).items()}
+            known = group.all_gather_json([*own])  # a worker without rows may have none yet
+            shaped: dict[torch.dtype, list[Tensor]] = {}
+            for key in sorted(own.keys() & set(known[0]).intersection(*known)):
+                if own[key].dim():
+                    shaped.setdefault(own[key].dtype, []).append(own[key])
+                else:
+                    _take_first(own[key], group)
+            for tensors in shaped.values():
+                _take_mean(tensors, group)
+
+    def norm_group(self, everyone: Group) -> Group:
+        """The ranks whose gradients have one norm."""
+        return self._group or everyone
+
+
+@torch.no_grad()
+def _take_mean(tensors: Sequence[Tensor], group: Group) -> None:
+    flat = torch.cat([x.reshape(-1) for x in tensors])
+    group.all_reduce(flat)
+    flat.div_(group.size)
+    for x, mean in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+        x.copy_(mean.view(x.shape))
+
+
+def _take_first(counter: Tensor, group: Group) -> None:
+    if group.index:
+        counter.zero_()
+    group.all_reduce(counter, counted=False)

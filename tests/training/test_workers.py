@@ -1,0 +1,251 @@
+"""Workers that train alone: what as many plain loops compute that take means."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from synchromesh.training.prepare import prepare
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.plan import Plan
+from tests.ranks import RankFailed, run
+from tests.traces import known, shared
+
+ROWS = (12, 12, 12, 12, 5, 1, 12, 12)  # the sixth batch leaves all workers but one without rows
+LOCAL = "data; @synchronisation=local:3"
+HYBRID = "hybrid:tensor=2; @synchronisation=local:3"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh())
+        self.head = nn.Linear(10, 4)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def batch(rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, dtype=torch.float64, generator=g)
+    weights = torch.rand(rows, dtype=torch.float64, generator=g) + 0.5
+    return x, torch.randint(4, (rows,), generator=g), weights
+
+
+def loss(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
+    """Weighted: workers divide by sums of their own."""
+    each = F.cross_entropy(model(b[0]), b[1], reduction="none")
+    return (each * b[2]).sum(), b[2].sum()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+class Played:
+    """So many models with optimizers of their own on one process."""
+
+    def __init__(self, count: int) -> None:
+        self.models = [copy.deepcopy(model()) for _ in range(count)]
+        self.optimizers = [adamw(m) for m in self.models]
+
+    def step(self, rows: int, seed: int, plan: str) -> None:
+        given = batch(rows, seed)
+        count = len(self.models)
+        for index, (own, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            start, stop = Plan.parse(plan).row_ranges(rows, count)[index]
+            if start == stop:
+                continue
+            value, weight = loss(own, [x[start:stop] for x in given])
+            optimizer.zero_grad()
+            (value / weight).backward()
+            optimizer.step()
+
+    def take_mean(self, states: bool = False) -> None:
+        with torch.no_grad():
+            for parameters in zip(*(m.parameters() for m in self.models), strict=True):
+                _mean(parameters)
+                known = [
+                    o.state.get(p, {}) for o, p in zip(self.optimizers, parameters, strict=True)
+                ]
+                for key in ("exp_avg", "exp_avg_sq") if states and all(known) else ():
+                    _mean([state[key] for state in known])
+                if states and all(known):
+                    for state in known[1:]:
+                        state["step"].copy_(known[0]["step"])
+
+
+def _mean(tensors: Sequence[Tensor]) -> None:
+    mean = torch.stack([*tensors]).mean(0)
+    for x in tensors:
+        x.copy_(mean)
+
+
+def expected(
+    count: int, every: int = 3, means: Sequence[int] = (), states: Sequence[int] = ()
+) -> Any:
+    played = Played(count)
+    for index, rows in enumerate(ROWS, 1):
+        played.step(rows, index, LOCAL)
+        if index % every == 0 or index in (*means, *states):
+            played.take_mean(index in states)
+    played.take_mean()
+    return played.models[0].state_dict()
+
+
+def trainer(plan: str) -> Trainer:
+    own = model()
+    return prepare(own, adamw(own), loss, batch(12, 0), plan)
+
+
+def go_on(of: Trainer, first: int, last: int = len(ROWS)) -> None:
+    for index in range(first, last + 1):
+        of.step(of.shard(batch(ROWS[index - 1], index)))
+
+
+def close(found: Any, wanted: Any) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+
+
+def trained(plan: str) -> Any:
+    of = trainer(plan)
+    go_on(of, 1)
+    state = of.state_dict()
+    of.close()
+    return state
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [(LOCAL, 1), (LOCAL, 2), (LOCAL, 3), (HYBRID, 4)])
+def test_workers_are_plain_loops_that_take_means(plan: str, ranks: int) -> None:
+    workers = ranks // 2 if plan is HYBRID else ranks
+    with shared("workers", model(), loss, batch(12, 0), plan, ranks=ranks):
+        for found in run(ranks, trained, plan):
+            close(found, expected(workers))
+
+
+def test_one_step_alone_is_not_every_step() -> None:
+    """Optimizer states are the workers' own."""
+    plan = "data; @synchronisation=local:1"
+    with shared("workers", model(), loss, batch(12, 0), plan, "data", ranks=2):
+        found, exact = run(2, trained, plan)[0], run(2, trained, "data")[0]
+    close(found, expected(2, every=1))
+    with pytest.raises(AssertionError):
+        close(found, exact)
+
+
+def with_means(evaluated: int, saved: int, folder: str) -> list[Any]:
+    of = trainer(LOCAL)
+    go_on(of, 1, evaluated)
+    of.evaluate([of.shard(batch(12, 99))], lambda m, b: {"n": m(b[0]).sum()})
+    go_on(of, evaluated + 1, saved)
+    of.save(folder)
+    go_on(of, saved + 1)
+    states = [of.state_dict()]
+    of.close()
+    of = trainer(LOCAL)
+    of.resume(folder)
+    go_on(of, saved + 1)
+    states.append(of.state_dict())
+    of.close()
+    return states
+
+
+def test_one_model_is_evaluated_and_saved(tmp_path: Path) -> None:
+    """Means are taken then, in a checkpoint of optimizer states, too."""
+    with shared("workers", model(), loss, batch(12, 0), LOCAL, ranks=2):
+        for whole, resumed in run(2, with_means, 2, 5, str(tmp_path / "saved")):
+            close(whole, expected(2, means=[2], states=[5]))
+            close(resumed, whole)
+
+
+def switched(plans: Sequence[str]) -> Any:
+    of = trainer(plans[0])
+    go_on(of, 1, 4)
+    for plan in plans[1:]:
+        of.switch(plan)
+    go_on(of, 5)
+    state = of.state_dict()
+    of.close()
+    return state
+
+
+def test_switching_goes_from_one_model_to_others_and_back() -> None:
+    with shared("workers", model(), loss, batch(12, 0), LOCAL, "data", "tensor", ranks=2):
+        found = run(2, switched, [LOCAL, "tensor", "data", LOCAL])[0]
+    close(found, expected(2, states=[4]))
+
+
+def sent(plan: str, steps: int) -> int:
+    of = trainer(plan)
+    of.world.ledger.reset()
+    for index in range(steps):
+        of.step(of.shard(batch(12, index)))
+    of.close()
+    return of.world.ledger.sent
+
+
+def test_a_mean_sends_what_a_sum_of_gradients_does() -> None:
+    plans = ["data", "data; @synchronisation=local:1", "data; @synchronisation=local:8"]
+    with shared("workers", model(), loss, batch(12, 0), *plans, ranks=2):
+        ring, often, seldom = (run(2, sent, plan, 8) for plan in plans)
+    assert often == ring
+    assert [8 * n for n in seldom] == ring
+
+
+def clipped(plan: str) -> list[float]:
+    of = trainer(plan)
+    of.backward(of.shard(batch(12, 1)))
+    norm = float(of.clip(1e-3))
+    after = float(torch.stack([g.square().sum() for g in of.gradients().values()]).sum().sqrt())
+    of.close()
+    return [norm, after]
+
+
+def test_each_worker_clips_by_its_own_norm() -> None:
+    with shared("workers", model(), loss, batch(12, 0), LOCAL, ranks=2):
+        first, second = run(2, clipped, LOCAL)
+    assert first[0] != second[0]
+    assert first[1] == pytest.approx(1e-3, rel=1e-5) == second[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("pipeline:stages=2; @synchronisation=local:2", "several stages"),
+        ("zero1; @synchronisation=local:2", "whole optimizer state on each worker"),
+        ("data; @synchronisation=stale:2", "not executed yet"),
+    ],
+)
+def test_what_workers_cannot_do_is_said(plan: str, words: str) -> None:
+    with known("workers"), pytest.raises(ValueError, match=words):
+        trainer(plan)
+
+
+def weighed(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
+    scores = model(b[0])
+    return F.cross_entropy(scores, b[1], reduction="sum"), scores.exp().sum()
+
+
+def with_weights() -> None:
+    own = model()
+    of = prepare(own, adamw(own), weighed, batch(12, 0), LOCAL)
+    of.step(of.shard(batch(12, 1)))
+
+
+def test_a_weight_that_depends_on_parameters_is_refused() -> None:
+    with pytest.raises(RankFailed, match="workers that train alone would divide by others"):
+        run(2, with_weights)
