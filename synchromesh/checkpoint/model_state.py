@@ -168,11 +168,14 @@ class ModelState:
         return {"kind": own["kind"], "groups": groups, "state": state}
 
     def gathered(
-        self, local: Mapping[str, Tensor], root: int | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Shards that lie as the parameters of those names, complete at `root` (None: all)."""
+        self, local: Mapping[str, Tensor], root: int | None = None,
+        of: Collection[int] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
+        """Shards that lie as the parameters of those names, complete at `root` (None: all). of:
+        the ranks whose shards count, where others have others; None: all."""
         for name, shard in local.items():
             have = self.sides(self.holdings[name], self.ranks)
+            have = tuple(x if of is None or r in of else () for r, x in enumerate(have))
             shape = self.model.described[name].shape
             all_of_it = (full_box(shape),)
             want = tuple(all_of_it if root in (None, r) else () for r in range(self.world.size))

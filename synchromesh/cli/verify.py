@@ -85,13 +85,17 @@ def _types(document: dict[str, Any]) -> str:
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
         f"{target} under {document['plan']} on {counted(document['ranks'], 'rank')} against one "
-        f"process, {document['steps']} steps in {_types(document)}"
+        f"process{'' if document['exact'] else ' that plays all workers'}, {document['steps']} "
+        f"steps in {_types(document)}"
     ]
+    if document["reason"]:
+        lines.append(f"  not what one device computes: {document['reason']}")
     for name, floor in document["noise_floor"].items():
         value = document[f"max_{name}_deviation"]
         lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
     for name, key in BYTES:
         lines.append(f"  {name} per rank  {', '.join(f'{n:,}' for n in document[key])}")
-    lines.append("  dropout is set to zero and batch norm synchronised in both")
+    norms = document["batch_norm"]
+    lines.append(f"  dropout is set to zero in both, batch norm is {norms}")
     lines.append("passed" if document["passed"] else "FAILED")
     return printable("\n".join(lines), lines=True)

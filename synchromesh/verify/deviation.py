@@ -1,7 +1,7 @@
 """Deviations: how far values under a plan are from those of one process; which are errors."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
@@ -135,21 +135,28 @@ class Deviations:
         self._deviations["loss"].add(value.cpu(), expected, noise, step=step)
 
     def shards(
-        self, kind: str, local: Mapping[str, Tensor], computed: Computed | None, step: int
-    ) -> None:
-        """Compares this rank's shards, which lie as parameters and buffers of their names."""
+        self, kind: str, local: Mapping[str, Tensor], computed: Computed | None, step: int,
+        of: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Compares this rank's shards, which lie as parameters and buffers of their names. of: the
+        ranks that `computed` is the reference of; None: all."""
         complete = {} if computed is None else computed.values[kind]
         floors = self._broadcast(computed and computed.floors[kind])
         deviation = self._deviations[kind]
         for name, shard in local.items():
-            expected = self._expected(name, shard, complete.get(name))
+            expected = self._expected(name, shard, complete.get(name), of)
+            if of is not None and self._trainer.rank not in of:
+                continue
             deviation.add(shard.flatten(), expected.flatten(), floors[name], name, step)
 
-    def _expected(self, name: str, shard: Tensor, complete: Tensor | None) -> Tensor:
+    def _expected(
+        self, name: str, shard: Tensor, complete: Tensor | None, of: Collection[int] | None
+    ) -> Tensor:
         state = self._trainer.state
         shape = state.model.described[name].shape
         have = tuple((full_box(shape),) if r == 0 else () for r in range(self._trainer.world.size))
         want = state.sides(state.holdings[name], state.ranks)
+        want = tuple(x if of is None or r in of else () for r, x in enumerate(want))
         own = shard.new_empty(0) if complete is None else complete.to(shard)
         return redistribute(own, have, want, shape, self._trainer.world.everyone)
 

@@ -134,6 +134,7 @@ def computed(
     for p in model.parameters():
         p.grad = None
     total = weight = torch.zeros(())
+    count = 0.0
     carry: dict[str, list[Tensor]] = {}
     for batch in batches:
         with autocast_for(batch, autocast):
@@ -145,11 +146,13 @@ def computed(
         if not of_pair:
             rows = row_count(batch) if len(batches) > 1 else 1
             given, of_pair = given * rows, [torch.tensor(rows)]
+            count += row_count(batch) - rows
         total, weight = total + given, weight + of_pair[0]
     value = total / weight
     value.backward()
     return {
         "loss": {"": value.detach()},
+        "weight": {"": weight.detach() + count},
         "gradient": dict(_gradients(model)),
         "buffer": {name: b.detach().clone() for name, b in model.named_buffers()},
         "carry": {name: torch.cat(parts) for name, parts in carry.items()},

@@ -10,19 +10,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from synchromesh.engine.batches import checksum, to_device
-from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.capture.carry import joined
 from synchromesh.trace.capture.export import BATCHED, REMEDY, products
 from synchromesh.trace.partition.explain import explain
 from synchromesh.trace.partition.local import Input, LocalComponent, Partition, exchange_of
+from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
 from synchromesh.verify.deviation import TOLERANCE, Deviations
-from synchromesh.verify.reference import SingleProcess, computed
+from synchromesh.verify.reference import computed
+from synchromesh.verify.workers import Workers
 from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+ORACLES = "one device", "simulated workers"
+ALONE = "workers train alone for {} steps, then take the mean of their parameters"
 
 
 def without_dropout(model: nn.Module) -> int:
@@ -72,7 +75,8 @@ def verify(
 
     In each step losses, gradients and buffers are compared, and the parameters in the end; each
     difference with what rounding alone does (`noise_floor`). Dropout is set to zero and batch norm
-    synchronised, so that both compute the same function.
+    synchronised, so that both compute the same function. Where workers train alone the reference
+    is as many models on one process (`oracle`), whose batch norms are their own.
     dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
     is `auto`. autocast: e.g. torch.bfloat16, in both.
 
@@ -89,8 +93,8 @@ def verify(
     example = cast(workload.example(workload.batch_size, seed=0), kind)
     try:
         trainer = prepare(
-            model, optimizer, workload.loss, example, plan=plan, seed=seed, sync_batch_norm=True,
-            autocast=autocast, carry=workload.carry, say=say,
+            model, optimizer, workload.loss, example, plan=plan, seed=seed, autocast=autocast,
+            sync_batch_norm=not checked_plan(plan).local_steps, carry=workload.carry, say=say,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -149,14 +153,17 @@ def _compare(
     )  # fmt: skip
     held_due = list(explained.parameter_bytes_per_rank)
     sent_due = list(explained.sent_bytes_per_step)
-    exact = _exactly_explained(trainer, workload.batch_size)
+    every = trainer.plan.local_steps
+    exact = steps >= every and _exactly_explained(trainer, workload.batch_size)
     document = {
         "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         **deviations, "tolerance": tolerance,
         "parameter_bytes_per_rank": held, "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
-        "sent_bytes_compared": exact, "dropout_set_to_zero": dropped, "batch_norm": "synchronised",
+        "sent_bytes_compared": exact, "dropout_set_to_zero": dropped,
+        "batch_norm": "per row block" if every else "synchronised", "exact": not every,
+        "reason": ALONE.format(every) if every else "", "oracle": ORACLES[every > 0],
         "passed": not deviations["faults"] and held == held_due
         and (not exact or sent == sent_due),
     }  # fmt: skip
@@ -174,42 +181,36 @@ def _train(
     trainer: Trainer, reference: nn.Module, deviations: Deviations, workload: Workload, steps: int,
     dtype: torch.dtype,
 ) -> list[int]:  # fmt: skip
-    """Trains both and compares them; the bytes that each rank sent in the first step. A carry goes
-    from batch to batch, but for the last one, which begins new streams."""
-    world = trainer.world
-    alone = None
-    if trainer.rank == 0:
-        reference = reference.to(world.device)
-        alone = SingleProcess(reference, workload, world.device, trainer.options.autocast)
-    sent: list[int] = []
+    """Trains both and compares them; the bytes that each rank sent in a step: the first one, or
+    the mean of those from one mean of parameters to the next. A carry goes from batch to batch,
+    but for the last one, which begins new streams."""
+    world, every = trainer.world, trainer.plan.local_steps
+    workers = Workers(trainer, reference, workload)
+    sent, counted = 0, every or 1
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
         _require_equal(trainer, batch, step)
         if step == steps:
             trainer.forget_carry()
-            if alone is not None:
-                alone.forget_carry()
+            workers.forget_carry()
         world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
-        sent = sent or trainer.gather_numbers(world.ledger.sent)
+        sent += world.ledger.sent * (step <= counted)
         gradients = trainer.gradients()
-        made = alone.backward(*_parts(trainer, to_device(batch, world.device))) if alone else None
-        deviations.loss(value, made, step)
-        deviations.shards("gradient", gradients, made, step)
-        complete = {n: g.clone() for n, g in trainer.state.gathered(gradients, root=0)}
+        workers.backward(to_device(batch, world.device))
+        deviations.loss(value, workers.joint, step)
+        for ranks, made in workers.made:
+            deviations.shards("gradient", gradients, made, step, ranks)
+        complete = workers.gathered(gradients)
+        world.ledger.reset()
         trainer.update()
-        if alone is not None:
-            alone.update(complete)
-        deviations.shards("buffer", trainer.buffers(), made, step)
-    made = alone.trained() if alone else None
-    deviations.shards("parameter", trainer.parameters(), made, steps)
-    return sent
-
-
-def _parts(trainer: Trainer, batch: Any) -> list[Any]:
-    """The batch, or its micro-batches where batch norm normalises each by itself."""
-    if not trainer.model.statistics:
-        return [batch]
-    return [take(batch, a, b) for a, b in trainer.plan.micro_rows(row_count(batch))]
+        sent += world.ledger.sent * (step <= counted)
+        workers.update(complete, step)
+        if (
+            not every or step == steps
+        ):  # buffers are settled when they are asked for, and parameters
+            deviations.shards("buffer", trainer.buffers(), workers.buffers(), step)
+    deviations.shards("parameter", trainer.parameters(), workers.trained(), steps)
+    return trainer.gather_numbers(sent // min(counted, steps))
 
 
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:

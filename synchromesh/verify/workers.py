@@ -1,0 +1,129 @@
+"""The workers of a plan, played by one process: one where the plan computes what one device does,
+else one for each data index (`Plan.local_steps`)."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from synchromesh.engine.batches import row_count
+from synchromesh.trace.capture.batch import take, take_parts
+from synchromesh.training.trainer import Trainer
+from synchromesh.verify.reference import Computed, SingleProcess
+from synchromesh.workloads.workload import Workload
+
+
+class Workers:
+    """On rank 0 the references of all workers; the other ranks know their number alone. All ranks
+    call alike."""
+
+    def __init__(self, trainer: Trainer, reference: nn.Module, workload: Workload) -> None:
+        self._trainer, self._every = trainer, trainer.plan.local_steps
+        self._ranks = _worker_ranks(trainer) if self._every else [None]
+        device, autocast = trainer.world.device, trainer.options.autocast
+        self._alone = [
+            SingleProcess(copy.deepcopy(reference).to(device), workload, device, autocast)
+            for _ in (self._ranks if trainer.rank == 0 else ())
+        ]
+        self._made: list[Computed | None] = []
+        self._own = self._rows = [0] * len(self._ranks)  # of the last batch, and of all
+
+    def forget_carry(self) -> None:
+        for worker in self._alone:
+            worker.forget_carry()
+
+    def backward(self, batch: Any) -> None:
+        """Of a global batch, each worker with its rows; not one that has none."""
+        rows, count = row_count(batch), len(self._ranks)
+        parts = [self._trainer.plan.own_rows(rows, count, index) for index in range(count)]
+        self._own = [sum(stop - start for start, stop in of) for of in parts]
+        self._rows = [before + own for before, own in zip(self._rows, self._own, strict=True)]
+        self._made = [None] * count
+        for index, worker in enumerate(self._alone):
+            if self._own[index]:
+                own = batch if count == 1 else take_parts(batch, parts[index])
+                self._made[index] = worker.backward(*self._parts(own))
+
+    def _parts(self, batch: Any) -> list[Any]:
+        """The batch, or its micro-batches where batch norm normalises each by itself."""
+        if not self._trainer.model.statistics:
+            return [batch]
+        rows = self._trainer.plan.micro_rows(row_count(batch))
+        return [take(batch, start, stop) for start, stop in rows]
+
+    @property
+    def made(self) -> Iterator[tuple[Sequence[int] | None, Computed | None]]:
+        """The ranks of each worker that had rows, and on rank 0 what it made of them."""
+        known = zip(self._ranks, self._made, self._own, strict=True)
+        return ((ranks, made) for ranks, made, rows in known if rows)
+
+    @property
+    def joint(self) -> Computed | None:
+        """The loss of all rows: the workers' means, weighted."""
+        made = [of for of in self._made if of is not None]
+        if len(made) < 2:
+            return made[0] if made else None
+        weights = torch.tensor([float(of.values["weight"][""]) for of in made])
+        weights = weights.double() / weights.double().sum()
+        losses = torch.stack([of.values["loss"][""].double().cpu() for of in made])
+        floors = torch.tensor([of.floors["loss"][""] for of in made]).double()
+        value, floor = weights @ losses, float(weights @ floors)
+        return Computed({"loss": {"": value}}, {"loss": {"": floor}})
+
+    def gathered(self, gradients: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """The plan's gradients on each worker, complete on rank 0."""
+        gathered = self._trainer.state.gathered
+        return [
+            {n: g.clone() for n, g in gathered(gradients, root=0, of=ranks)}
+            for ranks in self._ranks
+        ]
+
+    def update(self, gradients: Sequence[Mapping[str, Tensor]], step: int) -> None:
+        """The step of each worker's optimizer, and the mean where it is due."""
+        for worker, own, made in zip(self._alone, gradients, self._made, strict=False):
+            if made is not None:
+                worker.update(own)
+        if self._every and step % self._every == 0:
+            self._take_mean()
+
+    @torch.no_grad()
+    def _take_mean(self) -> None:
+        for parameters in zip(*(w.parameters.values() for w in self._alone), strict=True):
+            mean = torch.stack([p.detach() for p in parameters]).mean(0)
+            for p in parameters:
+                p.copy_(mean)
+
+    def buffers(self) -> Computed | None:
+        """Of all workers: means weighted by their rows; whole numbers are the first one's."""
+        made = [of for of in self._made if of is not None]
+        if len(self._ranks) == 1 or not made:
+            return made[0] if made else None
+        shares = [n / sum(self._rows) for n in self._rows]
+        models = [dict(worker.model.named_buffers()) for worker in self._alone]
+        values = dict(models[0])
+        for name, first in values.items():
+            if first.is_floating_point() or first.is_complex():
+                parts = [m[name] * share for m, share in zip(models, shares, strict=True)]
+                values[name] = torch.stack(parts).sum(0)
+        floors = {name: max(of.floors["buffer"][name] for of in made) for name in values}
+        return Computed({"buffer": values}, {"buffer": floors})
+
+    def trained(self) -> Computed | None:
+        """The parameters at the end, which are one model's."""
+        if self._every and self._alone:
+            self._take_mean()
+        return self._alone[0].trained() if self._alone else None
+
+
+def _worker_ranks(trainer: Trainer) -> list[Sequence[int] | None]:
+    """The ranks of each data index."""
+    layout, ranks = (
+        trainer.partition.components[0].layout,
+        trainer.plan.devices(trainer.world.size),
+    )
+    found: list[list[int]] = [[] for _ in range(layout.data)]
+    for position in layout.positions:
+        found[layout.data_index(position)].append(ranks[position])
+    return [*found]
