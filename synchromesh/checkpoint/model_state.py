@@ -226,15 +226,16 @@ class ModelState:
                     boxes = tuple(full_box(tensor.shape) for _ in self._boxes(name))
                     held[full] = LocalTensor(full, tuple(tensor.shape), boxes, tensor)
                 else:
-                    held[full] = self._local(full, name, tensor)
+                    held[full] = self.local(full, name, tensor)
         return held
 
     def model_tensors(self, prefix: str = "") -> dict[str, LocalTensor]:
         """What `state_dict` has, as this rank's boxes; names in them begin with `prefix`."""
         names = (n for n in self.holdings if n in self.model.persistent)
-        return {n: self._local(f"{prefix}{n}", n, self.model.local(n).detach()) for n in names}
+        return {n: self.local(f"{prefix}{n}", n, self.model.local(n).detach()) for n in names}
 
-    def _local(self, full: str, name: str, tensor: Tensor) -> LocalTensor:
+    def local(self, full: str, name: str, tensor: Tensor) -> LocalTensor:
+        """A tensor that lies as the parameter `name` does, called `full`."""
         shape, boxes = self.model.described[name].shape, self._boxes(name)
         return LocalTensor(full, shape, boxes, tensor.reshape(local_shape(boxes, len(shape))))
 

@@ -93,7 +93,9 @@ def peak_memory(
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = planned.held(position)
     buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
-    resident = held_bytes(held, profile.state_factor, buckets)
+    resident = dict(held_bytes(held, profile.state_factor, buckets))
+    if planned.plan.outer_step:  # where it begins, and its momentum
+        resident["states"] += 2.0 * sum(h.kept_bytes for h in held if h.alone)
     walk = _MemoryWalk(planned, profile, position, pieces)
     walk.run()
     moments = (walk.alive.of_highest, _update(held, profile))

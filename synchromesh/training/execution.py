@@ -118,7 +118,7 @@ class Execution:
         everyone = self.world.everyone
         if on_first(everyone, lambda: (path / manifest.NAME).exists(), ""):
             wanted = {f"model/{n}": h for n, h in self.state.model_tensors("model/").items()}
-            checkpoint.load(path, wanted, self.world, allow=("optimizer/*", "carry/*"))
+            checkpoint.load(path, wanted, self.world, allow=("optimizer/*", "carry/*", "outer/*"))
             return
         wanted = self.state.model_tensors()
         agreed(everyone, lambda: load_safetensors(path, wanted, self.model.aliases, cast=True), "")
@@ -365,7 +365,8 @@ class Execution:
     # Checkpoints
 
     def local_tensors(self) -> dict[str, LocalTensor]:
-        return {**self.state.local_tensors(), **self.carry.local_tensors()}
+        own = self.carry.local_tensors()
+        return {**self.state.local_tensors(), **own, **self.workers.momentum}
 
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
@@ -375,7 +376,10 @@ class Execution:
                 self.state.optimizer_state.adopt(saved.optimizer)
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
-            checkpoint.load(path, {**self.state.local_tensors(), **stored}, self.world)
+            self.workers.restart(self.active.plan)
+            wanted = {**self.state.local_tensors(), **stored, **self.workers.momentum}
+            checkpoint.load(path, wanted, self.world, allow=("outer/*",))
+        self.workers.begin()
         self.carry.adopt(stored, saved.carry)
         self.noise.resume(saved.noise)
         self.workers.rows = 0

@@ -8,13 +8,17 @@ Converges Fast and Communicates Little", ICLR, algorithm 1.)
     p_i  <-  1/N sum_j p_j    parameters: after every H steps, and before one model is asked for
     s_i  <-  1/N sum_j s_j    optimizer states: before a switch or checkpoint, which know one alone
 
-Counters of an optimizer are the first worker's: one without rows has made a step less."""
+Counters of an optimizer are the first worker's: one without rows has made a step less. Under
+`diloco:H` the mean is no end but a direction (`_OuterStep`)."""
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
 
+from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine.groups import Group
 from synchromesh.engine.opaque import broadcast_state
@@ -34,19 +38,41 @@ class Workers:
         self._group: Group | None = None  # the ranks of this rank's worker
         self._means: list[tuple[Group, list[str]]] = []  # parameters of one all-reduce each
         self._apart = self._states_apart = False
+        self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
+        self._outer: _OuterStep | None = None
 
     def adopt(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
         """Another plan is in force."""
         self.every, self._means, position = plan.local_steps, [], groups.position
         self._group = groups.alone if self.every else None
-        if not self.every or position is None:
-            return
+        self._trained = [n for n, h in held.items() if h.alone and position in h.positions]
         for bucket in averaged(held.values()):
-            if position in bucket[0].positions:
+            if position is not None and position in bucket[0].positions:
                 layout = bucket[0].layout
                 self._group = groups.tensor_group(layout)
                 names = [h.tensor.name for h in bucket]
                 self._means.append((groups.data_group(layout), names))
+        self.restart(plan)
+
+    def restart(self, plan: Plan) -> None:
+        """Parameters have other values: the outer step begins there, without momentum."""
+        self._apart = self._states_apart = False
+        parameters = {n: self._state.model.parameters[n] for n in self._trained}
+        self._outer = _OuterStep(parameters) if plan.outer_step and parameters else None
+
+    def begin(self) -> None:
+        """Parameters have come from a checkpoint, and with them the momentum of the outer step."""
+        if self._outer is not None:
+            self._outer.begin()
+
+    @property
+    def momentum(self) -> dict[str, LocalTensor]:
+        """Of the outer step, as a checkpoint has it."""
+        momentum = {} if self._outer is None else self._outer.momentum
+        return {
+            f"outer/{name}": self._state.local(f"outer/{name}", name, tensor)
+            for name, tensor in momentum.items()
+        }
 
     def updated(self, steps: int) -> None:
         """Behind the optimizer's step. steps: done so far."""
@@ -69,6 +95,8 @@ class Workers:
             self._apart = False
             for group, names in self._means:
                 _take_mean([self._state.model.parameters[n] for n in names], group)
+            if self._outer is not None:
+                self._outer.step()
         if states and self._states_apart:
             self._states_apart = False
             self._settle_states()
@@ -100,6 +128,42 @@ class Workers:
     def norm_group(self, everyone: Group) -> Group:
         """The ranks whose gradients have one norm."""
         return self._group or everyone
+
+
+class _OuterStep:
+    """SGD with Nesterov momentum on the parameters of all workers (Douillard et al. 2023, "DiLoCo:
+    Distributed Low-Communication Training of Language Models", algorithm 1 and section 3), which
+    each worker does alike:
+
+        d = a - 1/N sum_j p_j        m <- 0.9 m + d        a <- a - 0.7 (d + 0.9 m)        p_i <- a
+    """
+
+    RATE: ClassVar = 0.7
+    MOMENTUM: ClassVar = 0.9
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = [*parameters.values()]
+        self._begun = [nn.Parameter(p.detach().clone()) for p in self._parameters]
+        self._optimizer = SGD(self._begun, self.RATE, self.MOMENTUM, nesterov=True)
+        self.momentum = {n: torch.zeros_like(p.detach()) for n, p in parameters.items()}
+        for begun, momentum in zip(self._begun, self.momentum.values(), strict=True):
+            self._optimizer.state[begun]["momentum_buffer"] = momentum
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """From the parameters as they are now."""
+        for begun, parameter in zip(self._begun, self._parameters, strict=True):
+            begun.copy_(parameter)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """From means of the workers' parameters, in the place of which its result comes."""
+        for begun, mean in zip(self._begun, self._parameters, strict=True):
+            begun.grad = begun.detach() - mean
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for begun, parameter in zip(self._begun, self._parameters, strict=True):
+            parameter.copy_(begun)
 
 
 @torch.no_grad()

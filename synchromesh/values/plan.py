@@ -349,7 +349,12 @@ class Plan(document.Document):
         """Steps that workers train alone before they take the mean of their parameters; 0: they
         sum gradients in every step. A worker is a data index of the plan."""
         word, _, steps = self.synchronisation.partition(":")
-        return int(steps) if word == "local" else 0
+        return int(steps) if word in ("local", "diloco") else 0
+
+    @property
+    def outer_step(self) -> bool:
+        """Whether an outer optimizer steps by what that mean has moved."""
+        return self.synchronisation.startswith("diloco")
 
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""

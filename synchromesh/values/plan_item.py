@@ -20,7 +20,7 @@ SETTINGS = (
 SCHEDULES = (*PIPELINES, "zero-bubble")  # that plans may name
 EVERY_STEP = "every-step"
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
-SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|stale):[1-9][0-9]{{0,5}}")
+SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|diloco|stale):[1-9][0-9]{{0,5}}")
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
 RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
 
@@ -238,7 +238,7 @@ def setting_fault(name: str, value: Any) -> str:
             known = ", ".join(SCHEDULES)
             return f"unknown schedule {value!r}{near(value, SCHEDULES)}; known are {known}"
         case "synchronisation" if not SYNCHRONISATION.fullmatch(value):
-            return f"synchronisation {value!r} is none of every-step, local:N, stale:N"
+            return f"synchronisation {value!r} is none of every-step, local:N, diloco:N, stale:N"
         case "micro_batches" | "global_batch" | "pieces":
             if value is not None and not 1 <= value <= MOST.count:
                 return f"{name}={value} should be at least 1 and at most {MOST.count}"

@@ -18,6 +18,7 @@ from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
+from synchromesh.values.plan import Plan
 from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import computed
 from synchromesh.verify.workers import Workers
@@ -25,7 +26,8 @@ from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ORACLES = "one device", "simulated workers"
-ALONE = "workers train alone for {} steps, then take the mean of their parameters"
+ALONE = "workers train alone for {} steps, then take the mean of their parameters{}"
+OUTER = ", by which an outer optimizer steps"
 
 
 def without_dropout(model: nn.Module) -> int:
@@ -163,12 +165,19 @@ def _compare(
         "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
         "sent_bytes_compared": exact, "dropout_set_to_zero": dropped,
         "batch_norm": "per row block" if every else "synchronised", "exact": not every,
-        "reason": ALONE.format(every) if every else "", "oracle": ORACLES[every > 0],
+        "reason": _reason(trainer.plan),
+        "oracle": ORACLES[every > 0],
         "passed": not deviations["faults"] and held == held_due
         and (not exact or sent == sent_due),
     }  # fmt: skip
     everyone: dict[str, Any] = trainer.world.everyone.broadcast_json(document)
     return everyone
+
+
+def _reason(plan: Plan) -> str:
+    """Why a plan does not compute what one device does."""
+    outer = OUTER if plan.outer_step else ""
+    return ALONE.format(plan.local_steps, outer) if plan.local_steps else ""
 
 
 def parameter_bytes(trainer: Trainer) -> int:

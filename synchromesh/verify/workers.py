@@ -27,6 +27,9 @@ class Workers:
             SingleProcess(copy.deepcopy(reference).to(device), workload, device, autocast)
             for _ in (self._ranks if trainer.rank == 0 else ())
         ]
+        first = self._alone[0].parameters.values() if self._alone else ()
+        self._outer = [(p.detach().clone(), torch.zeros_like(p.detach())) for p in first]
+        self._apart = False
         self._made: list[Computed | None] = []
         self._own = self._rows = [0] * len(self._ranks)  # of the last batch, and of all
 
@@ -85,13 +88,24 @@ class Workers:
         for worker, own, made in zip(self._alone, gradients, self._made, strict=False):
             if made is not None:
                 worker.update(own)
+        self._apart = True
         if self._every and step % self._every == 0:
             self._take_mean()
 
     @torch.no_grad()
     def _take_mean(self) -> None:
-        for parameters in zip(*(w.parameters.values() for w in self._alone), strict=True):
+        """d = a - mean; m <- 0.9 m + d; a <- a - 0.7 (d + 0.9 m), where there is an outer step."""
+        self._apart = False
+        for number, parameters in enumerate(
+            zip(*(w.parameters.values() for w in self._alone), strict=True)
+        ):
             mean = torch.stack([p.detach() for p in parameters]).mean(0)
+            if self._trainer.plan.outer_step and parameters[0].requires_grad:
+                begun, momentum = self._outer[number]
+                moved = begun - mean
+                momentum.mul_(0.9).add_(moved)
+                mean = begun - 0.7 * (moved + 0.9 * momentum)
+                begun.copy_(mean)
             for p in parameters:
                 p.copy_(mean)
 
@@ -112,7 +126,7 @@ class Workers:
 
     def trained(self) -> Computed | None:
         """The parameters at the end, which are one model's."""
-        if self._every and self._alone:
+        if self._every and self._apart:
             self._take_mean()
         return self._alone[0].trained() if self._alone else None
 

@@ -73,10 +73,12 @@ class Played:
             (value / weight).backward()
             optimizer.step()
 
-    def take_mean(self, states: bool = False) -> None:
+    def take_mean(self, states: bool = False, outer: Any = None) -> None:
         with torch.no_grad():
             for parameters in zip(*(m.parameters() for m in self.models), strict=True):
                 _mean(parameters)
+                if outer is not None and parameters[0].requires_grad:
+                    _outer_step(parameters, outer)
                 known = [
                     o.state.get(p, {}) for o, p in zip(self.optimizers, parameters, strict=True)
                 ]
@@ -87,6 +89,17 @@ class Played:
                         state["step"].copy_(known[0]["step"])
 
 
+def _outer_step(parameters: Sequence[Tensor], outer: Any) -> None:
+    """PyTorch's SGD with Nesterov momentum, as its documentation writes it."""
+    begun, momentum = outer.pop(0)
+    moved = begun - parameters[0]
+    momentum = 0.9 * momentum + moved
+    begun = begun - 0.7 * (moved + 0.9 * momentum)
+    outer.append((begun, momentum))
+    for p in parameters:
+        p.copy_(begun)
+
+
 def _mean(tensors: Sequence[Tensor]) -> None:
     mean = torch.stack([*tensors]).mean(0)
     for x in tensors:
@@ -94,14 +107,22 @@ def _mean(tensors: Sequence[Tensor]) -> None:
 
 
 def expected(
-    count: int, every: int = 3, means: Sequence[int] = (), states: Sequence[int] = ()
+    count: int,
+    every: int = 3,
+    means: Sequence[int] = (),
+    states: Sequence[int] = (),
+    word: str = "local",
 ) -> Any:
-    played = Played(count)
+    played, apart = Played(count), False
+    trained = [p.detach() for p in played.models[0].parameters() if p.requires_grad]
+    outer = [(p.clone(), torch.zeros_like(p)) for p in trained] if word == "diloco" else None
     for index, rows in enumerate(ROWS, 1):
         played.step(rows, index, LOCAL)
-        if index % every == 0 or index in (*means, *states):
-            played.take_mean(index in states)
-    played.take_mean()
+        apart = not (index % every == 0 or index in (*means, *states))
+        if not apart:
+            played.take_mean(index in states, outer)
+    if apart:
+        played.take_mean(outer=outer)
     return played.models[0].state_dict()
 
 
@@ -129,12 +150,14 @@ def trained(plan: str) -> Any:
     return state
 
 
+@pytest.mark.parametrize("word", ["local", "diloco"])
 @pytest.mark.parametrize(("plan", "ranks"), [(LOCAL, 1), (LOCAL, 2), (LOCAL, 3), (HYBRID, 4)])
-def test_workers_are_plain_loops_that_take_means(plan: str, ranks: int) -> None:
+def test_workers_are_plain_loops_that_take_means(plan: str, ranks: int, word: str) -> None:
     workers = ranks // 2 if plan is HYBRID else ranks
+    plan = plan.replace("local", word)
     with shared("workers", model(), loss, batch(12, 0), plan, ranks=ranks):
         for found in run(ranks, trained, plan):
-            close(found, expected(workers))
+            close(found, expected(workers, word=word))
 
 
 def test_one_step_alone_is_not_every_step() -> None:
@@ -147,8 +170,8 @@ def test_one_step_alone_is_not_every_step() -> None:
         close(found, exact)
 
 
-def with_means(evaluated: int, saved: int, folder: str) -> list[Any]:
-    of = trainer(LOCAL)
+def with_means(plan: str, evaluated: int, saved: int, folder: str) -> list[Any]:
+    of = trainer(plan)
     go_on(of, 1, evaluated)
     of.evaluate([of.shard(batch(12, 99))], lambda m, b: {"n": m(b[0]).sum()})
     go_on(of, evaluated + 1, saved)
@@ -156,7 +179,7 @@ def with_means(evaluated: int, saved: int, folder: str) -> list[Any]:
     go_on(of, saved + 1)
     states = [of.state_dict()]
     of.close()
-    of = trainer(LOCAL)
+    of = trainer(plan)
     of.resume(folder)
     go_on(of, saved + 1)
     states.append(of.state_dict())
@@ -164,12 +187,36 @@ def with_means(evaluated: int, saved: int, folder: str) -> list[Any]:
     return states
 
 
-def test_one_model_is_evaluated_and_saved(tmp_path: Path) -> None:
-    """Means are taken then, in a checkpoint of optimizer states, too."""
-    with shared("workers", model(), loss, batch(12, 0), LOCAL, ranks=2):
-        for whole, resumed in run(2, with_means, 2, 5, str(tmp_path / "saved")):
-            close(whole, expected(2, means=[2], states=[5]))
+@pytest.mark.parametrize("word", ["local", "diloco"])
+def test_one_model_is_evaluated_and_saved(tmp_path: Path, word: str) -> None:
+    """Means are taken then, in a checkpoint of optimizer states, too, which has the momentum of
+    the outer step."""
+    plan = LOCAL.replace("local", word)
+    with shared("workers", model(), loss, batch(12, 0), plan, ranks=2):
+        for whole, resumed in run(2, with_means, plan, 2, 5, str(tmp_path / "saved")):
+            close(whole, expected(2, means=[2], states=[5], word=word))
             close(resumed, whole)
+
+
+def resumed(first: str, second: str, folder: str) -> Any:
+    of = trainer(first)
+    go_on(of, 1, 5)
+    of.save(folder)
+    of.close()
+    of = trainer(second)
+    of.resume(folder)
+    go_on(of, 6, 6)
+    state = of.state_dict()
+    of.close()
+    return state
+
+
+@pytest.mark.parametrize("plans", [("diloco:3", "local:3"), ("local:3", "diloco:3")])
+def test_another_word_resumes(plans: tuple[str, str], tmp_path: Path) -> None:
+    first, second = (f"data; @synchronisation={word}" for word in plans)
+    with shared("workers", model(), loss, batch(12, 0), LOCAL, ranks=2):
+        one, other = run(2, resumed, first, second, str(tmp_path / "saved"))
+    close(one, other)
 
 
 def switched(plans: Sequence[str]) -> Any:

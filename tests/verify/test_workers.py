@@ -28,11 +28,13 @@ def document(name: str, plan: str, steps: int, ranks: int = 4) -> dict[str, Any]
 
 @pytest.mark.parametrize("name", ["cnn", "bert", "lstm"])
 @pytest.mark.parametrize("plan", ["data", "hybrid:tensor=2"])
-def test_workers_are_proved_by_one_process(name: str, plan: str) -> None:
-    found = document(name, f"{plan}; @synchronisation=local:2", 5)
+@pytest.mark.parametrize("word", ["local", "diloco"])
+def test_workers_are_proved_by_one_process(name: str, plan: str, word: str) -> None:
+    found = document(name, f"{plan}; @synchronisation={word}:2", 5)
     assert found["passed"], found["faults"]
     assert not found["exact"] and found["oracle"] == "simulated workers"
     assert "train alone for 2 steps" in found["reason"]
+    assert ("outer optimizer" in found["reason"]) == (word == "diloco")
     assert found["sent_bytes_per_step"] == found["explained_sent_bytes_per_step"]
     assert found["sent_bytes_compared"]
 
