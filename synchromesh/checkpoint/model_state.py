@@ -38,6 +38,7 @@ class ModelState:
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
             for n, d in model.described.items()
         }
+        self.outer: list[Tensor] = []  # of an outer optimizer (training/workers.py)
         self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
         self._start_optimizer(counters=True)
 

@@ -28,14 +28,16 @@ class MemoryTracker:
 
     def __init__(
         self, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Optimizer,
-        batch: Any = (),
+        batch: Any = (), states: Iterable[Tensor] = (),
     ) -> None:  # fmt: skip
+        """states: besides those of the optimizer."""
         self.parameters, self.optimizer = [*parameters], optimizer
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self.by_kind = MemoryByKind()
         self._live = _Journal()
         self._live.label(pytree.tree_leaves(batch), "activations")
         self._live.label(buffers, "buffers")
+        self._live.label(states, "states")
         self._stack = ExitStack()
 
     def __enter__(self) -> "MemoryTracker":

@@ -64,7 +64,10 @@ def word(layout: Layout) -> str:
 def memory_tracker(trainer: Trainer) -> MemoryTracker:
     """Of this rank, under the plan in force."""
     model = trainer.model
-    return MemoryTracker(model.parameters.values(), model.buffers.values(), trainer.optimizer)
+    return MemoryTracker(
+        model.parameters.values(), model.buffers.values(), trainer.optimizer,
+        states=trainer.state.outer,
+    )  # fmt: skip
 
 
 @dataclass

@@ -5,6 +5,8 @@
     pipeline         a stage on each device; the planner chooses the number of micro-batches
     hybrid           the best mixture of these that is the same for every component, by the planner
     auto             the planner's plan, which may change while training runs
+    local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
+                     what one device computes
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
     torch-pipeline   torch.distributed.pipelining, a stage on each device, 1F1B
 
@@ -15,10 +17,14 @@ from collections.abc import Iterable
 from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
 
-OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
+WORKERS = {
+    "local": "data; @synchronisation=local:8",
+    "diloco": "data; @synchronisation=diloco:50",
+}
+OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto", *WORKERS)
 TORCH_PIPELINE = "torch-pipeline"
 RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
-ROW_EACH = ("data", "pipeline", *RIVALS)  # that give each device rows of the batch
+ROW_EACH = ("data", "pipeline", *WORKERS, *RIVALS)  # that give each device rows of the batch
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 
@@ -54,7 +60,7 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
                 f"stages, there are {batch} rows"
             )
         return _pipelines(devices, 1, batch)
-    return _mixtures(devices, batch) if name == "hybrid" else [name]
+    return _mixtures(devices, batch) if name == "hybrid" else [WORKERS.get(name, name)]
 
 
 def _mixtures(devices: int, batch: int) -> list[str]:

@@ -59,6 +59,7 @@ class Workers:
         self._apart = self._states_apart = False
         parameters = {n: self._state.model.parameters[n] for n in self._trained}
         self._outer = _OuterStep(parameters) if plan.outer_step and parameters else None
+        self._state.outer = self._outer.tensors if self._outer is not None else []
 
     def begin(self) -> None:
         """Parameters have come from a checkpoint, and with them the momentum of the outer step."""
@@ -148,6 +149,10 @@ class _OuterStep:
         self.momentum = {n: torch.zeros_like(p.detach()) for n, p in parameters.items()}
         for begun, momentum in zip(self._begun, self.momentum.values(), strict=True):
             self._optimizer.state[begun]["momentum_buffer"] = momentum
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self._begun, *self.momentum.values()]
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -27,6 +27,11 @@ def test_the_families() -> None:
     assert not any("stages=4" in text or "tensor=4" in text for text in mixed)
 
 
+def test_workers_that_train_alone_are_every_data_index() -> None:
+    assert plans("local", 4, 64) == ["data; @synchronisation=local:8"]
+    assert Plan.parse(*plans("diloco", 4, 64)).local_steps == 50
+
+
 @pytest.mark.parametrize(
     ("name", "devices", "said"),
     [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.runs.trainer_events import memory_tracker
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
@@ -267,6 +268,25 @@ def test_each_worker_clips_by_its_own_norm() -> None:
         first, second = run(2, clipped, LOCAL)
     assert first[0] != second[0]
     assert first[1] == pytest.approx(1e-3, rel=1e-5) == second[1]
+
+
+def measured(plan: str) -> tuple[int, int]:
+    """Bytes of states at the peak of a step, and of all that is predicted to be there always."""
+    of = trainer(plan)
+    go_on(of, 1, 2)
+    with memory_tracker(of) as memory:
+        go_on(of, 3, 3)
+    of.close()
+    return memory.by_kind.states, sum(
+        p.nbytes for p in of.model.parameters.values() if p.requires_grad
+    )
+
+
+def test_an_outer_step_keeps_two_tensors_a_parameter() -> None:
+    plans = [LOCAL, LOCAL.replace("local", "diloco")]
+    with shared("workers", model(), loss, batch(12, 0), *plans, ranks=2):
+        (local, size), (diloco, _) = (run(2, measured, plan)[0] for plan in plans)
+    assert diloco == local + 2 * size
 
 
 @pytest.mark.parametrize(
