@@ -240,13 +240,14 @@ def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
     """Seconds of a step, on average, for the means of workers that train alone."""
     if not planned.plan.local_steps:
         return 0.0
-    seconds = 0.0
+    seconds: dict[range, float] = {}  # by stage, whose ranks do it at once
     for bucket in averaged(planned.holdings.values()):
         size, layout = sum(h.local_bytes for h in bucket), bucket[0].layout
         ranks = Pattern(layout.data, layout.tensor)
-        seconds += collective_seconds("all_reduce", ranks, size, profile)
-        seconds += 2 * profile.copy_byte * size  # to where it is sent, and back
-    return seconds / planned.plan.local_steps
+        copied = 2 * profile.copy_byte * size  # to where it is sent, and back
+        taken = collective_seconds("all_reduce", ranks, size, profile) + copied
+        seconds[layout.positions] = seconds.get(layout.positions, 0.0) + taken
+    return max(seconds.values(), default=0.0) / planned.plan.local_steps
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

@@ -20,9 +20,11 @@ class PlanGroups:
         self,
         world: World,
         ranks: tuple[int, ...],
-        layouts: Iterable[Layout],
+        layouts: Collection[Layout],
         holdings: Collection[Holding] = (),
+        others: Iterable[Layout] = (),
     ) -> None:
+        """others: that no component has in training."""
         self.world = world
         self.ranks = ranks
         self.position = ranks.index(world.rank) if world.rank in ranks else None
@@ -30,10 +32,14 @@ class PlanGroups:
         self.alone = self._group(())
         self._tensor: dict[Layout, Group] = {}
         self._data: dict[Layout, Group] = {}
-        for mesh in sorted({x.mesh for x in layouts}, key=lambda mesh: (mesh.first, mesh)):
+        for mesh in sorted(
+            {x.mesh for x in (*layouts, *others)}, key=lambda mesh: (mesh.first, mesh)
+        ):
             self._tensor[mesh] = self._group({mesh.tensor_positions(p) for p in mesh.positions})
             self._data[mesh] = self._group({mesh.data_positions(p) for p in mesh.positions})
         shared = {tuple(h.positions) for h in holdings if h.partial_gradient and not h.alone}
+        self.workers = workers(layouts) if any(h.alone for h in holdings) else ()
+        self.worker = self._group(self.workers)
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
         for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
@@ -62,6 +68,15 @@ class PlanGroups:
         if holding.partial_gradient:
             return self._partial[tuple(holding.positions)]
         return self._data[holding.layout.mesh]
+
+
+def workers(layouts: Iterable[Layout]) -> tuple[Positions, ...]:
+    """The positions of each data index, over all stages."""
+    found: dict[int, set[int]] = {}
+    for mesh in {layout.mesh for layout in layouts}:
+        for position in mesh.positions:
+            found.setdefault(mesh.data_index(position), set()).add(position)
+    return tuple(tuple(sorted(found[index])) for index in sorted(found))
 
 
 def _scattered(holdings: Collection[Holding]) -> set[Positions]:

@@ -56,11 +56,11 @@ class Accumulation:
         self._unit = 0.0  # global weight for which a gradient is not scaled
         self._rows = 0  # global rows of the first backward call
         self.rows = 0  # ... and of all
-        self._own = 0.0  # the weight of this rank's worker, where it trains alone
         self._programs_run = 0
         # (those of `LossSum`, what waits for those of all ranks)
         self._totals: list[tuple[Tensor, Finish | None]] = []
         self._sums: list[float] = []  # of these
+        self._own: list[Tensor] = []  # the same of this rank's worker, where it trains alone
         self._share: float | None = None  # of the first call
         self._shares: dict[nn.Parameter, Tensor] = {}  # gradients of calls before, by their shares
         self._value: Tensor | float = 0.0  # the same of their losses
@@ -177,10 +177,10 @@ class Accumulation:
                 "mean is not defined: leave such a batch out"
             )
         if alone := self._execution.workers.every:
-            weight = self._own or self._unit
-        scale = None if weight == self._unit else self._unit / weight
+            weight = sum(float(sums[LossSum.WEIGHT]) for sums in self._own)
+        scale = None if weight in (0.0, self._unit) else self._unit / weight
         self._execution.sync.finish(scale)
-        if alone and not self._own:  # a worker without rows makes no step
+        if alone and not weight:  # a worker without rows makes no step
             forget_gradients(self._execution.model)
         self._execution.noise.finish(scale or 1.0)
 
@@ -197,7 +197,7 @@ class Accumulation:
             for p, gradient in self._shares.items():
                 p.grad = gradient
         else:
-            self._totals, self._rows, self._unit, self._own = [], 0, 0.0, 0.0
+            self._totals, self._own, self._rows, self._unit = [], [], 0, 0.0
         return total
 
     def _report(self, rows: int, first: bool) -> None:
@@ -278,30 +278,30 @@ class Accumulation:
             sums[LossSum.COUPLED].fill_(1)
 
     def _add_sums(self, result: RankOutputs, sums: Tensor, weighted: bool) -> None:
-        if not result.rows:
+        if not (result.rows and result.leads):
             return
-        weight = result.outputs[1].detach() if weighted else result.rows
-        if self._execution.workers.every:
-            self._own += float(weight)
-        if result.leads:
-            value = result.outputs[0].detach()
-            sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
-            sums[LossSum.WEIGHT].add_(weight)
-            sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
+        value = result.outputs[0].detach()
+        sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
+        sums[LossSum.WEIGHT].add_(result.outputs[1].detach() if weighted else result.rows)
+        sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
 
     def _send(self, sums: Tensor) -> None:
         active, everyone = self._execution.active, self._world.everyone
+        workers, alone = self._execution.workers, self._execution.workers.every > 0
         total = sums if self._world.size == 1 else active.agree.exchanged(_of_loss(sums))
         if total is not None and len(total) == len(sums):
             self._totals.append((total, None))
-        elif active.plan.stage_count == 1 and not self._execution.sharding.units:
+            self._own.append(total)
+        elif not alone and active.plan.stage_count == 1 and not self._execution.sharding.units:
             self._totals.append((sums, control_channel.start_all_gather(everyone, sums)))
         else:  # where the first rank's backward may wait for what this one does after its own
-            work = everyone.all_reduce(sums, asynchronous=True, counted=False)
+            table = workers.by_worker(sums) if alone else sums[None]
+            work = everyone.all_reduce(table, asynchronous=True, counted=False)
 
             def summed() -> Tensor:
                 self._world.wait(work)
-                return sums[None]
+                self._own.append(table[workers.index if alone else 0])
+                return table
 
             self._totals.append((sums, summed))
         self._early.mark()

@@ -143,7 +143,7 @@ class PlanCheck:
         self._notices.partitioned(plan, stated, made, step, self._model.parameters, given)
         self._notices.undivided(stated, made, step, rows)
         undivided = {Layout(1, x.devices, first=x.first) for x in layouts}  # of a metric, maybe
-        groups = PlanGroups(self._world, ranks, {*layouts, *undivided}, placed.values())
+        groups = PlanGroups(self._world, ranks, layouts, placed.values(), undivided)
         everyone, leaves = self._world.everyone, made.leaf_layouts.values()
         agree = RowAgreement(everyone, ranks, leaves, plan, self._carries)
         of_components = dict(zip(step.chain.names, layouts, strict=True))

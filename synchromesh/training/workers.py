@@ -35,8 +35,8 @@ class Workers:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.rows = 0  # computed with on this rank since `settle` was called
         self._state, self._sync_batch_norm = state, sync_batch_norm
-        self._group: Group | None = None  # the ranks of this rank's worker
         self._means: list[tuple[Group, list[str]]] = []  # parameters of one all-reduce each
+        self._groups: PlanGroups | None = None
         self._apart = self._states_apart = False
         self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
         self._outer: _OuterStep | None = None
@@ -44,14 +44,12 @@ class Workers:
     def adopt(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
         """Another plan is in force."""
         self.every, self._means, position = plan.local_steps, [], groups.position
-        self._group = groups.alone if self.every else None
+        self._groups = groups if self.every else None
         self._trained = [n for n, h in held.items() if h.alone and position in h.positions]
         for bucket in averaged(held.values()):
             if position is not None and position in bucket[0].positions:
-                layout = bucket[0].layout
-                self._group = groups.tensor_group(layout)
                 names = [h.tensor.name for h in bucket]
-                self._means.append((groups.data_group(layout), names))
+                self._means.append((groups.data_group(bucket[0].layout), names))
         self.restart(plan)
 
     def restart(self, plan: Plan) -> None:
@@ -128,7 +126,22 @@ class Workers:
 
     def norm_group(self, everyone: Group) -> Group:
         """The ranks whose gradients have one norm."""
-        return self._group or everyone
+        return everyone if self._groups is None else self._groups.worker
+
+    @property
+    def index(self) -> int:
+        """Of this rank's worker; 0 on an idle rank."""
+        assert self._groups is not None
+        position = self._groups.position
+        return next((i for i, w in enumerate(self._groups.workers) if position in w), 0)
+
+    def by_worker(self, sums: Tensor) -> Tensor:
+        """(workers, *sums.shape): this rank's sums as those of its worker, to be added up."""
+        assert self._groups is not None
+        table = sums.new_zeros(len(self._groups.workers), *sums.shape)
+        if self._groups.position is not None:
+            table[self.index] = sums
+        return table
 
 
 class _OuterStep:

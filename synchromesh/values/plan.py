@@ -369,8 +369,6 @@ class Plan(document.Document):
             "@rows of several stages are not executed yet: leave them out":
                 staged and self.rows is not None,
             f"synchronisation {word} is not executed yet": word != EVERY_STEP and not alone,
-            f"{word} of several stages is not executed yet: leave one of both out":
-                alone and staged,
             f"{word} has a whole optimizer state on each worker, which trains alone: leave "
             "sharded states (states=, sharded-data) or @synchronisation out": alone and sharded,
         }  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.batches import row_count
+from synchromesh.engine.plan_groups import workers
 from synchromesh.trace.capture.batch import take, take_parts
 from synchromesh.training.trainer import Trainer
 from synchromesh.verify.reference import Computed, SingleProcess
@@ -132,12 +133,7 @@ class Workers:
 
 
 def _worker_ranks(trainer: Trainer) -> list[Sequence[int] | None]:
-    """The ranks of each data index."""
-    layout, ranks = (
-        trainer.partition.components[0].layout,
-        trainer.plan.devices(trainer.world.size),
-    )
-    found: list[list[int]] = [[] for _ in range(layout.data)]
-    for position in layout.positions:
-        found[layout.data_index(position)].append(ranks[position])
-    return [*found]
+    """The ranks of each data index, over all stages."""
+    ranks = trainer.plan.devices(trainer.world.size)
+    found = workers(c.layout for c in trainer.partition.components)
+    return [[ranks[position] for position in positions] for positions in found]

@@ -19,6 +19,7 @@ from tests.traces import known, shared
 
 ROWS = (12, 12, 12, 12, 5, 1, 12, 12)  # the sixth batch leaves all workers but one without rows
 LOCAL = "data; @synchronisation=local:3"
+STAGES = "data; @stages=0-1:body.0/2-3:head; @synchronisation=local:3"
 HYBRID = "hybrid:tensor=2; @synchronisation=local:3"
 
 
@@ -152,9 +153,11 @@ def trained(plan: str) -> Any:
 
 
 @pytest.mark.parametrize("word", ["local", "diloco"])
-@pytest.mark.parametrize(("plan", "ranks"), [(LOCAL, 1), (LOCAL, 2), (LOCAL, 3), (HYBRID, 4)])
+@pytest.mark.parametrize(
+    ("plan", "ranks"), [(LOCAL, 1), (LOCAL, 2), (LOCAL, 3), (HYBRID, 4), (STAGES, 4)]
+)
 def test_workers_are_plain_loops_that_take_means(plan: str, ranks: int, word: str) -> None:
-    workers = ranks // 2 if plan is HYBRID else ranks
+    workers = 2 if ranks == 4 else ranks
     plan = plan.replace("local", word)
     with shared("workers", model(), loss, batch(12, 0), plan, ranks=ranks):
         for found in run(ranks, trained, plan):
@@ -292,7 +295,6 @@ def test_an_outer_step_keeps_two_tensors_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ("pipeline:stages=2; @synchronisation=local:2", "several stages"),
         ("zero1; @synchronisation=local:2", "whole optimizer state on each worker"),
         ("data; @synchronisation=stale:2", "not executed yet"),
     ],

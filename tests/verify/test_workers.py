@@ -39,6 +39,13 @@ def test_workers_are_proved_by_one_process(name: str, plan: str, word: str) -> N
     assert found["sent_bytes_compared"]
 
 
+def test_workers_have_stages() -> None:
+    plan = "pipeline:stages=2,microbatches=3; @synchronisation=local:2"
+    found = document("cnn", plan, 5)
+    assert found["passed"], found["faults"]
+    assert found["sent_bytes_per_step"] == found["explained_sent_bytes_per_step"]
+
+
 def test_a_mean_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workers, "take_means", lambda self, states=False: None)
     found = document("cnn", "data; @synchronisation=local:2", 4, 2)
