@@ -332,6 +332,8 @@ class _Report:
             "run_directory": str(self.folder.path), "stopped": result.stopped or None,
             "noise_scale": to_plain(result.noise_scale),
             "batch_sizes": [change.to_dict() for change in result.batch_sizes],
+            "synchronisation": result.plan.synchronisation,
+            "sent_bytes_per_step": list(result.sent_bytes_per_step),
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:

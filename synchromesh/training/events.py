@@ -118,6 +118,7 @@ class FitResult:
     stopped: str  # the cause where the run was stopped: SIGTERM, SIGINT, request; else empty
     noise_scale: NoiseScale | None = None  # of the gradient, where it was asked for
     batch_sizes: tuple[BatchChange, ...] = ()
+    sent_bytes_per_step: tuple[int, ...] = ()  # by each rank, the mean of the steps of this call
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,7 @@ class _Loop:
     best: float | None = None
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
+    sent: int = 0  # bytes of this rank, in steps
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
     def _require_alike(self, resume: Path | None, adapt: bool) -> None:
@@ -273,6 +274,8 @@ class _Loop:
             asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last):
                 break
+        if trainer.world.device.type == "cuda":
+            torch.cuda.synchronize(trainer.world.device)
         seconds = time.monotonic() - began - self.aside
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
@@ -283,14 +286,15 @@ class _Loop:
         self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
 
     def _step(self, batch: object, full: bool) -> float:
-        """Seconds of one step, with its end on a GPU; kept where a sample of full steps."""
+        """Seconds of one step, on a GPU until its forward is over (a span as long as a step, which
+        waiting for its end would prolong); kept where a sample of full steps."""
         trainer = self.trainer
         self.stop.ask()
         began, events = time.perf_counter(), trainer.adaptation.events
+        sent = trainer.world.ledger.sent
         self.unread.append(trainer.step(batch))
-        if trainer.world.device.type == "cuda":
-            torch.cuda.synchronize(trainer.world.device)
         seconds = time.perf_counter() - began
+        self.sent += trainer.world.ledger.sent - sent
         warm_up = RunResult.WARM_UP_STEPS
         warm_up = min(warm_up, (self.steps or warm_up) // 2)
         if full and trainer.steps > warm_up and trainer.adaptation.events == events:
@@ -377,4 +381,5 @@ class _Loop:
             median(self.step_seconds) if self.step_seconds else None, tuple(trainer.decisions),
             self.saved, self.stopped, trainer.noise_scale,
             () if (sizes := trainer.adaptation.batches) is None else tuple(sizes.changes),
+            tuple(trainer.gather_numbers(self.sent // max(1, len(self.losses)))),
         )  # fmt: skip

@@ -110,6 +110,7 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     assert document["metrics"]["accuracy"] == accuracies[-1] and document["best"] == max(
         accuracies
     )
+    assert document["synchronisation"] == "every-step" and document["sent_bytes_per_step"] == [0]
     assert all(0 <= a <= 1 and round(a * 22) == pytest.approx(a * 22) for a in accuracies)
     assert {p.name for p in Path("run/checkpoints").iterdir()} >= {
         "step-4", "step-8", "step-16", "epoch-1", "epoch-2", "epoch-3", "best",
@@ -412,7 +413,7 @@ def test_verify_tells_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "tiny.py:build", "--steps", "2"]) == 0
     out = capsys.readouterr().out
     assert "tiny.py:build under single on 1 rank against one process, 2 steps in float64" in out
-    assert "dropout is set to zero and batch norm synchronised" in out
+    assert "dropout is set to zero in both, batch norm is synchronised" in out
     assert out.count("(rounding alone ") == 4
     assert out.rstrip().endswith("passed")
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from synchromesh.runs.trainer_events import memory_tracker
+from synchromesh.training.loop import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 from tests.ranks import RankFailed, run
+from tests.targets import target
 from tests.traces import known, shared
 
 ROWS = (12, 12, 12, 12, 5, 1, 12, 12)  # the sixth batch leaves all workers but one without rows
@@ -255,6 +257,20 @@ def test_a_mean_sends_what_a_sum_of_gradients_does() -> None:
         ring, often, seldom = (run(2, sent, plan, 8) for plan in plans)
     assert often == ring
     assert [8 * n for n in seldom] == ring
+
+
+def of_fit(plan: str) -> tuple[int, ...]:
+    return fit(target("cnn"), plan, steps=4).sent_bytes_per_step
+
+
+def test_a_run_says_what_a_step_has_sent() -> None:
+    job = target("cnn")
+    plans = ["data", "data; @synchronisation=local:4", "data; @synchronisation=diloco:2"]
+    with shared("cnn", job.model(), job.loss, job.example(), *plans, ranks=2):
+        ring, local, diloco = (run(2, of_fit, plan)[1] for plan in plans)
+    size = sum(p.nbytes for p in job.model().parameters())
+    assert ring == (size,) * 2  # 2 (N - 1) / N of it
+    assert local == (size // 4,) * 2 and diloco == (size // 2,) * 2
 
 
 def clipped(plan: str) -> list[float]:
