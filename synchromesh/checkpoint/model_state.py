@@ -1,7 +1,7 @@
 """The state of a model in training as shards on ranks, and how it moves."""
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -38,6 +38,7 @@ class ModelState:
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
             for n, d in model.described.items()
         }
+        self.settle: Callable[[], None] = lambda: None  # before it is one optimizer's
         self.outer: list[Tensor] = []  # of an outer optimizer (training/workers.py)
         self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
         self._start_optimizer(counters=True)
@@ -184,6 +185,7 @@ class ModelState:
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's own with entire tensors, in every rank's host memory; all call alike."""
+        self.settle()
         self._spread_optimizer_state()
         names = {p: n for n, p in self.model.parameters.items()}
         order = [names[p] for group in self.optimizer.param_groups for p in group["params"]]

@@ -100,10 +100,11 @@ class OptimizerState:
                     "parameter of the model and has no place in plans and checkpoints: keep it in "
                     "param_groups"
                 )
-            state[names[parameter]] = self._described(names[parameter], entries)
+            state[names[parameter]] = self.described(names[parameter], entries)
         return {"kind": kind, "groups": groups, "state": state}
 
-    def _described(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def described(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of one parameter, but for the tensors that move."""
         shaped, whole = self.shaped(name), self.whole(name)
         other = {k: v for k, v in entries.items() if k not in shaped and k not in whole}
         return {
@@ -130,18 +131,25 @@ class OptimizerState:
             if name not in described:
                 self.optimizer.state.pop(parameter, None)
                 continue
-            entries = described[name]
-            known, state = self.moving(name), self.optimizer.state[parameter]
-            for key in [k for k in state if k not in entries["shaped"]]:
+            state = self.optimizer.state[parameter]
+            for key in [k for k in state if k not in described[name]["shaped"]]:
                 del state[key]
-            for key, dtype in entries["shaped"].items():
-                if key not in known:
-                    state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
-            for key, (dtype, shape) in entries["whole"].items():
+            self.fill(name, described[name])
+
+    def fill(self, name: str, entries: Mapping[str, Any]) -> None:
+        """Numbers become those of `entries`, as `describe` has them; tensors that are not there
+        become zeros."""
+        parameter, known = self.model.parameters[name], self.moving(name)
+        state = self.optimizer.state[parameter]
+        for key, dtype in entries["shaped"].items():
+            if key not in known:
+                state[key] = torch.zeros_like(parameter, dtype=getattr(torch, dtype)).detach()
+        for key, (dtype, shape) in entries["whole"].items():
+            if key not in known:
                 state[key] = parameter.new_zeros(shape, dtype=getattr(torch, dtype))
-            device = self._counters_device(parameter)
-            for key, value in entries["other"].items():
-                state[key] = _unplain(value, device)
+        device = self._counters_device(parameter)
+        for key, value in entries["other"].items():
+            state[key] = _unplain(value, device)
 
     def _counters_device(self, parameter: nn.Parameter) -> torch.device | None:
         """Where step counters lie: on the host, but for kernels that read them on the device."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from synchromesh.engine import control_channel
 from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.device import EarlyReads
 from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
@@ -50,7 +49,7 @@ class Accumulation:
 
     def __init__(self, execution: Execution) -> None:
         self._execution, self._world = execution, execution.world
-        self._early = EarlyReads(execution.world.device)
+        self._early = execution.early
         self.calls = 0  # of backward since the last update
         self.summed = False  # the last backward has summed the gradients over the ranks
         self._unit = 0.0  # global weight for which a gradient is not scaled
@@ -61,6 +60,7 @@ class Accumulation:
         self._totals: list[tuple[Tensor, Finish | None]] = []
         self._sums: list[float] = []  # of these
         self._own: list[Tensor] = []  # the same of this rank's worker, where it trains alone
+        self._own_weight = 0.0
         self._share: float | None = None  # of the first call
         self._shares: dict[nn.Parameter, Tensor] = {}  # gradients of calls before, by their shares
         self._value: Tensor | float = 0.0  # the same of their losses
@@ -177,7 +177,7 @@ class Accumulation:
                 "mean is not defined: leave such a batch out"
             )
         if alone := self._execution.workers.every:
-            weight = sum(float(sums[LossSum.WEIGHT]) for sums in self._own)
+            weight = self._own_weight
         scale = None if weight in (0.0, self._unit) else self._unit / weight
         self._execution.sync.finish(scale)
         if alone and not weight:  # a worker without rows makes no step
@@ -274,6 +274,7 @@ class Accumulation:
         self._add_sums(result, sums, weighted)
         if any(value.requires_grad for value in result.outputs):
             sums[LossSum.GRADIENT].fill_(1)
+        alone = alone and not self._execution.workers.every
         if weighted and result.outputs[1].requires_grad and not alone:
             sums[LossSum.COUPLED].fill_(1)
 
@@ -318,13 +319,9 @@ class Accumulation:
             weight = (1.0 if weighted else result.rows) / self._unit if result.rows else 0.0
             value = result.outputs[0]
             seeds.append((value, torch.full_like(value, weight)))
+            alone = alone and not self._execution.workers.every  # who would divide by others' W
             if weighted and result.outputs[1].requires_grad and alone:
                 of = result.outputs[1]
-                if self._execution.workers.every:
-                    raise ValueError(
-                        "the loss's weight depends on parameters, and workers that train alone "
-                        "would divide by others' weights: detach it, or leave @synchronisation out"
-                    )
                 seeds.append((of, (-self._loss() * weight).to(of.dtype)))
         return seeds
 
@@ -338,12 +335,14 @@ class Accumulation:
             for total, _ in self._totals[1:]:
                 value = value + _of_loss(total)
             self._sums = value.tolist()
+            if self._execution.workers.every:
+                self._own_weight = sum(float(sums[LossSum.WEIGHT]) for sums in self._own)
             loss = value[LossSum.VALUE] / value[LossSum.WEIGHT]
         if self._sums[LossSum.COUPLED]:
             raise ValueError(
                 "the loss's weight depends on parameters, and its gradient needs the loss of all "
                 "rows before any backward: give such a batch at once (no micro-batches, no "
-                "accumulation), or detach the weight"
+                "accumulation, no workers that train alone), or detach the weight"
             )
         if not self._unit:  # of a rank without outputs
             targets = self._execution.active.step.targets

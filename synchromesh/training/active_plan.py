@@ -230,11 +230,12 @@ def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holdi
     if not plan.local_steps:
         return
     meshes = {layout.mesh for layout in layouts}
-    degrees = sorted({mesh.data for mesh in meshes})
-    why = f"components have data degrees {', '.join(map(str, degrees))}" if degrees[1:] else ""
     odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)
-    if name := next(odd, ""):
-        why = why or f"{name} is used under several layouts"
+    name, why = next(odd, ""), ""
+    if len({mesh.data for mesh in meshes}) > 1:
+        why = "components have several data degrees"
+    elif name:
+        why = f"{name} is used under several layouts"
     if why:
         raise ValueError(
             f"plan {str(plan)!r}: {why}, and workers that train alone have one of all: give all "

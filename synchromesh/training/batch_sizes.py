@@ -225,10 +225,10 @@ class BatchSizes:
 
     def _plans(self) -> list[Plan]:
         """The one in force, and those that the adapter has prices of, where it may change."""
-        adapter = self._adapter()
+        adapter, plan = self._adapter(), self._execution.plan
         if adapter is not None and adapter.known.predicted:
             self._likely = [*adapter.known.predicted]
-        return [*dict.fromkeys([self._execution.plan, *self._likely])]
+        return [plan] if plan.local_steps else [*dict.fromkeys([plan, *self._likely])]
 
     @property
     def _profile(self) -> Profile | None:

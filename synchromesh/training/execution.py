@@ -23,6 +23,7 @@ from synchromesh.checkpoint.switch import TransferStats
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import MODELS_DIFFER, Marks, require_alike
 from synchromesh.engine.batches import GlobalRows
+from synchromesh.engine.device import EarlyReads
 from synchromesh.engine.gradients import GradientSync, Summed, users_of
 from synchromesh.engine.groups import World
 from synchromesh.engine.noise_scale import NoiseMeter
@@ -67,7 +68,7 @@ class Execution:
         )
         self._syncs: dict[Optimizer, GradientSync] = {}
         self.state = ModelState(model, optimizer, world)
-        self.carry = Carry(options.carry, world)
+        self.carry, self.early = Carry(options.carry, world), EarlyReads(world.device)
         self.workers = Workers(self.state, options.sync_batch_norm)
         self._check = PlanCheck(self.state, planning, self.notices, options)
         self._active: ActivePlan | None = None
@@ -127,8 +128,6 @@ class Execution:
 
     def shift(self, plan: Plan) -> TransferStats:
         """Makes another plan the active one; ValueError where it does not fit: nothing moved."""
-        self.settle(states=True)
-        self.workers.share_attributes(self.active)
         cuts, step = self.traces.cuts, self.active.step
         known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
@@ -136,7 +135,7 @@ class Execution:
                 plan = self._cut(plan, step)
             elif known is None and plan.cuts(self.model.paths()) != cuts:
                 step = self.traces.training_step(plan)
-            return self._adopt(plan, step, known=known)
+            return self._adopt(plan, step, known=known, leaves=True)
         except ValueError:
             self.traces.cuts = cuts
             raise
@@ -156,11 +155,16 @@ class Execution:
         return plan
 
     def _adopt(
-        self, plan: Plan, step: Step, first: bool = False, known: Partition | None = None
-    ) -> TransferStats:
+        self, plan: Plan, step: Step, first: bool = False, known: Partition | None = None,
+        leaves: bool = False,
+    ) -> TransferStats:  # fmt: skip
         """Makes `plan` the active one; tensors move to their new places. Where it does not fit
-        (ValueError) the one before goes on. known: its partition of `step`, where there is one."""
+        (ValueError) the one before goes on. known: its partition of `step`, where there is one.
+        leaves: whether another plan is left."""
         new = self._check.passed(plan, step, known)
+        if leaves:
+            self.settle(states=True)
+            self.workers.share_attributes(self.active)
         self.workers.take_means(states=True)
         # there is no way back from here: until all of it is done no plan is in force
         self._active = None
@@ -366,7 +370,7 @@ class Execution:
 
     def local_tensors(self) -> dict[str, LocalTensor]:
         own = self.carry.local_tensors()
-        return {**self.state.local_tensors(), **own, **self.workers.momentum}
+        return {**self.state.local_tensors(), **own, **self.workers.momentum()}
 
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
@@ -376,10 +380,10 @@ class Execution:
                 self.state.optimizer_state.adopt(saved.optimizer)
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
-            self.workers.restart(self.active.plan)
-            wanted = {**self.state.local_tensors(), **stored, **self.workers.momentum}
+            outer = self.workers.momentum(new=True)
+            wanted = {**self.state.local_tensors(), **stored, **outer}
             checkpoint.load(path, wanted, self.world, allow=("outer/*",))
-        self.workers.begin()
+        self.workers.resume(self.active.plan, outer)
         self.carry.adopt(stored, saved.carry)
         self.noise.resume(saved.noise)
         self.workers.rows = 0

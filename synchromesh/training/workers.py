@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
@@ -35,9 +34,11 @@ class Workers:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.rows = 0  # computed with on this rank since `settle` was called
         self._state, self._sync_batch_norm = state, sync_batch_norm
+        state.settle = lambda: self.take_means(states=True)
         self._means: list[tuple[Group, list[str]]] = []  # parameters of one all-reduce each
         self._groups: PlanGroups | None = None
         self._apart = self._states_apart = False
+        self._held: Mapping[str, Holding] = {}
         self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
         self._outer: _OuterStep | None = None
 
@@ -50,28 +51,31 @@ class Workers:
             if position is not None and position in bucket[0].positions:
                 names = [h.tensor.name for h in bucket]
                 self._means.append((groups.data_group(bucket[0].layout), names))
-        self.restart(plan)
+        known = {} if self._outer is None else self._outer.momentum
+        momentum = {n: x for n, x in known.items() if self._held[n] == held[n]}
+        self._held = held
+        self._restart(plan, momentum)
 
-    def restart(self, plan: Plan) -> None:
-        """Parameters have other values: the outer step begins there, without momentum."""
+    def _restart(self, plan: Plan, momentum: Mapping[str, Tensor]) -> None:
+        """The outer step begins where parameters are now. momentum: as far as it is known."""
         self._apart = self._states_apart = False
         parameters = {n: self._state.model.parameters[n] for n in self._trained}
-        self._outer = _OuterStep(parameters) if plan.outer_step and parameters else None
-        self._state.outer = self._outer.tensors if self._outer is not None else []
+        outer = _OuterStep(parameters, momentum) if plan.outer_step and parameters else None
+        self._outer, self._state.outer = outer, [] if outer is None else outer.tensors
 
-    def begin(self) -> None:
-        """Parameters have come from a checkpoint, and with them the momentum of the outer step."""
-        if self._outer is not None:
-            self._outer.begin()
-
-    @property
-    def momentum(self) -> dict[str, LocalTensor]:
-        """Of the outer step, as a checkpoint has it."""
-        momentum = {} if self._outer is None else self._outer.momentum
+    def momentum(self, new: bool = False) -> dict[str, LocalTensor]:
+        """Of the outer step, as a checkpoint has it. new: zeros that one is read to."""
+        known = {} if self._outer is None else self._outer.momentum
         return {
-            f"outer/{name}": self._state.local(f"outer/{name}", name, tensor)
-            for name, tensor in momentum.items()
+            f"outer/{n}": self._state.local(f"outer/{n}", n, torch.zeros_like(x) if new else x)
+            for n, x in known.items()
         }
+
+    def resume(self, plan: Plan, read: Mapping[str, LocalTensor]) -> None:
+        """Parameters have come from a checkpoint, and with them the momentum of the outer step."""
+        parameters = self._state.model.parameters
+        tensors = {n: read[key].tensor for n in self._trained if (key := f"outer/{n}") in read}
+        self._restart(plan, {n: x.view(parameters[n].shape) for n, x in tensors.items()})
 
     def updated(self, steps: int) -> None:
         """Behind the optimizer's step. steps: done so far."""
@@ -111,18 +115,29 @@ class Workers:
         broadcast_state(model, names, self._state.world.everyone, ranks[0], sorted(idle))
 
     def _settle_states(self) -> None:
-        moving = self._state.optimizer_state.moving
+        of = self._state.optimizer_state
         for group, names in self._means:
-            own = {f"{n}/{key}": x for n in names for key, x in moving(n).items()}
-            known = group.all_gather_json([*own])  # a worker without rows may have none yet
-            shaped: dict[torch.dtype, list[Tensor]] = {}
-            for key in sorted(own.keys() & set(known[0]).intersection(*known)):
-                if own[key].dim():
-                    shaped.setdefault(own[key].dtype, []).append(own[key])
-                else:
-                    _take_first(own[key], group)
-            for tensors in shaped.values():
-                _take_mean(tensors, group)
+            own = {n: of.described(n, entries) for n in names if (entries := of.of(n))}
+            known = group.all_gather_json([own, self._steps(names)])
+            for name in names:  # a worker without rows may have no state yet
+                if found := next((d[name] for d, _ in known if name in d), None):
+                    of.fill(name, found)
+            for name, steps in known[0][1].items():
+                self._state.optimizer.state[self._state.model.parameters[name]]["step"].fill_(
+                    steps
+                )
+            tensors: dict[torch.dtype, list[Tensor]] = {}
+            for key, x in ((k, x) for n in names for k, x in of.moving(n).items()):
+                if x.dim() or key != "step":
+                    tensors.setdefault(x.dtype, []).append(x)
+            for alike in tensors.values():
+                _take_mean(alike, group)
+
+    def _steps(self, names: Sequence[str]) -> dict[str, float]:
+        """Counters of parameters that have one entry, which lie as these do."""
+        moving = self._state.optimizer_state.moving
+        counters = {n: moving(n).get("step") for n in names}
+        return {n: x.item() for n, x in counters.items() if x is not None and not x.dim()}
 
     def norm_group(self, everyone: Group) -> Group:
         """The ranks whose gradients have one norm."""
@@ -155,45 +170,39 @@ class _OuterStep:
     RATE: ClassVar = 0.7
     MOMENTUM: ClassVar = 0.9
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = [*parameters.values()]
-        self._begun = [nn.Parameter(p.detach().clone()) for p in self._parameters]
-        self._optimizer = SGD(self._begun, self.RATE, self.MOMENTUM, nesterov=True)
-        self.momentum = {n: torch.zeros_like(p.detach()) for n, p in parameters.items()}
-        for begun, momentum in zip(self._begun, self.momentum.values(), strict=True):
-            self._optimizer.state[begun]["momentum_buffer"] = momentum
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], momentum: Mapping[str, Tensor]
+    ) -> None:
+        """momentum: as far as it is known; else 0."""
+        self._begun = [(p, p.detach().clone()) for p in parameters.values()]
+        self.momentum = {
+            n: momentum[n] if n in momentum else torch.zeros_like(p.detach())
+            for n, p in parameters.items()
+        }
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [*self._begun, *self.momentum.values()]
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """From the parameters as they are now."""
-        for begun, parameter in zip(self._begun, self._parameters, strict=True):
-            begun.copy_(parameter)
+        return [*(begun for _, begun in self._begun), *self.momentum.values()]
 
     @torch.no_grad()
     def step(self) -> None:
         """From means of the workers' parameters, in the place of which its result comes."""
-        for begun, mean in zip(self._begun, self._parameters, strict=True):
-            begun.grad = begun.detach() - mean
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        for begun, parameter in zip(self._begun, self._parameters, strict=True):
-            parameter.copy_(begun)
+        for (p, begun), momentum in zip(self._begun, self.momentum.values(), strict=True):
+            moved = begun - p
+            momentum.mul_(self.MOMENTUM).add_(moved)
+            begun.sub_(moved.add_(momentum, alpha=self.MOMENTUM), alpha=self.RATE)
+            p.copy_(begun)
 
 
 @torch.no_grad()
 def _take_mean(tensors: Sequence[Tensor], group: Group) -> None:
+    """Of whole numbers and truth values: the first rank's."""
     flat = torch.cat([x.reshape(-1) for x in tensors])
+    exact = flat.is_floating_point() or flat.is_complex()
+    if group.index and not exact:
+        flat.zero_()
     group.all_reduce(flat)
-    flat.div_(group.size)
+    if exact:
+        flat.div_(group.size)
     for x, mean in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
         x.copy_(mean.view(x.shape))
-
-
-def _take_first(counter: Tensor, group: Group) -> None:
-    if group.index:
-        counter.zero_()
-    group.all_reduce(counter, counted=False)

@@ -167,13 +167,16 @@ def holdings(
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
-    return {t.name: _holding(t, uses.get(t.name, {}), devices, alone) for t in tensors}
+    return {
+        t.name: _holding(t, uses.get(t.name, {}), devices, alone and t.trained and t.name in uses)
+        for t in tensors
+    }
 
 
 def _holding(
     tensor: Parameter, users: Mapping[Layout, Placement], devices: int, alone: bool
 ) -> Holding:
-    states, alone = _states(tensor, users), alone and tensor.trained
+    states = _states(tensor, users)
     match [*{(layout.mesh, placement) for layout, placement in users.items()}]:
         case [(mesh, placement)]:
             return Holding(tensor, mesh, placement, states=states, alone=alone)

@@ -47,15 +47,13 @@ class Workers:
         self._made = [None] * count
         for index, worker in enumerate(self._alone):
             if self._own[index]:
-                own = batch if count == 1 else take_parts(batch, parts[index])
-                self._made[index] = worker.backward(*self._parts(own))
+                self._made[index] = worker.backward(*self._batches(batch, parts[index]))
 
-    def _parts(self, batch: Any) -> list[Any]:
-        """The batch, or its micro-batches where batch norm normalises each by itself."""
-        if not self._trainer.model.statistics:
-            return [batch]
-        rows = self._trainer.plan.micro_rows(row_count(batch))
-        return [take(batch, start, stop) for start, stop in rows]
+    def _batches(self, batch: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        """A worker's rows, or its micro-batches where batch norm normalises each by itself."""
+        if self._trainer.model.statistics:
+            return [take(batch, start, stop) for start, stop in parts if start < stop]
+        return [batch] if len(self._ranks) == 1 else [take_parts(batch, parts)]
 
     @property
     def made(self) -> Iterator[tuple[Sequence[int] | None, Computed | None]]:

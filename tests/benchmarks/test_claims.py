@@ -142,7 +142,7 @@ def told(document: Mapping[str, Any]) -> Any:
 
 def test_throughput_of_what_overhead_says() -> None:
     seconds = {"baseline": [[1.0, 1.0], [1.2, 1.0]], "synchromesh": [[1.0, 1.0], [1.0, 1.0]]}
-    summary = overhead.summary("cifar100/vit_tiny", 2, {"seconds": seconds, "losses": {}})
+    summary = overhead.summary("cifar100/vit_tiny", 8, 2, {"seconds": seconds, "losses": {}})
     found = rows.throughput(told({"rows": [summary]}))
     assert found.values == (Value(1.05, 0.97, True, (1.0, 1.1)),)
 

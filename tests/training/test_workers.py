@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.runs.trainer_events import memory_tracker
 from synchromesh.training.loop import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
-from tests.ranks import RankFailed, run
+from tests.ranks import run
 from tests.targets import target
 from tests.traces import known, shared
 
@@ -325,12 +326,128 @@ def weighed(model: nn.Module, b: Any) -> tuple[Tensor, Tensor]:
     return F.cross_entropy(scores, b[1], reduction="sum"), scores.exp().sum()
 
 
-def with_weights() -> None:
+def with_weights(plan: str) -> str:
     own = model()
-    of = prepare(own, adamw(own), weighed, batch(12, 0), LOCAL)
-    of.step(of.shard(batch(12, 1)))
+    of = prepare(own, adamw(own), weighed, batch(12, 0), plan)
+    try:
+        of.step(of.shard(batch(12, 1)))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
-def test_a_weight_that_depends_on_parameters_is_refused() -> None:
-    with pytest.raises(RankFailed, match="workers that train alone would divide by others"):
-        run(2, with_weights)
+@pytest.mark.parametrize("plan", [LOCAL, STAGES, LOCAL.replace("data", "single")])
+def test_a_weight_that_depends_on_parameters_is_refused_on_all_ranks(plan: str) -> None:
+    for said in run(4, with_weights, plan):
+        assert "no workers that train alone), or detach the weight" in said
+
+
+class Scaled(nn.Module):
+    """With a number that is trained, and a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = Net(), nn.Parameter(torch.tensor(1.5))
+        self.extra = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale  # type: ignore[no-any-return]
+
+
+def scaled() -> nn.Module:
+    torch.manual_seed(0)
+    return Scaled().double()
+
+
+def state_of(of: Trainer, name: str) -> dict[str, Any]:
+    return dict(of.optimizer.state[of.model.parameters[name]])
+
+
+def left_after(plan: str, rows: Sequence[int], to: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The model after steps under `plan` and two under another one, and what the optimizer had
+    behind the switch: of the scale and of a weight."""
+    own = scaled()
+    of = prepare(own, adamw(own), loss, batch(12, 0), plan)
+    for index, n in enumerate(rows):
+        of.step(of.shard(batch(n, index)))
+    states = [copy.deepcopy(state_of(of, n)) for n in ("scale", "net.body.0.weight")]
+    of.switch(to)
+    states += [copy.deepcopy(state_of(of, n)) for n in ("scale", "net.body.0.weight")]
+    for index in range(2):
+        of.step(of.shard(batch(12, 10 + index)))
+    found = {n: p.detach().clone() for n, p in of.model.parameters.items()}
+    of.close()
+    return found, states
+
+
+@pytest.mark.parametrize("rows", [(12, 1, 12), (1,), (1, 12)])
+def test_one_optimizer_is_left_behind_workers_without_rows(rows: tuple[int, ...]) -> None:
+    """Counters are the first worker's, moments are means, of a number that is trained, too."""
+    with shared("scaled", scaled(), loss, batch(12, 0), LOCAL, "data", ranks=2):
+        (one, first), (other, second) = run(2, left_after, LOCAL, rows, "data")
+    close(one, other)
+    for number in (0, 1):
+        for key in ("exp_avg", "exp_avg_sq"):
+            zero = torch.zeros_like(first[number][key])
+            mean = (first[number][key] + second[number].get(key, zero)) / 2
+            torch.testing.assert_close(first[number + 2][key], mean)
+        assert first[number + 2]["step"] == second[number + 2]["step"] == first[number]["step"]
+
+
+def with_unused(plan: str) -> Any:
+    own = scaled()
+    of = prepare(own, adamw(own), loss, batch(12, 0), plan)
+    go_on(of, 1, 3)
+    state = of.state_dict()
+    of.close()
+    return state
+
+
+def test_a_parameter_that_nothing_uses_is_no_workers() -> None:
+    plans = [p for p in (HYBRID, STAGES.replace("body", "net.body").replace("head", "net.head"))]
+    with shared("scaled", scaled(), loss, batch(12, 0), *plans, ranks=4):
+        first, second = (run(4, with_unused, plan) for plan in plans)
+    close(first[0], second[3])
+
+
+def retraced(folder: str) -> list[Tensor]:
+    """Momentum of diloco's outer step before and behind a retrace, and a resume that fails."""
+    of = trainer(LOCAL.replace("local", "diloco"))
+
+    def momentum() -> Tensor:
+        return of._execution.workers.momentum()["outer/body.0.weight"].tensor.clone()
+
+    go_on(of, 1, 4)
+    found = [momentum()]
+    of.model.module.head.bias.requires_grad_(True)  # type: ignore[union-attr]
+    go_on(of, 5, 5)
+    found.append(momentum())
+    with pytest.raises(CheckpointError):
+        of.resume(folder)
+    found.append(momentum())
+    of.close()
+    return found
+
+
+def test_an_outer_step_goes_on_behind_a_retrace_and_a_resume_that_fails(tmp_path: Path) -> None:
+    with known("workers"):
+        before, behind, failed = run(2, retraced, str(tmp_path / "nothing"))[0]
+    assert before.any() and not torch.equal(before, behind)
+    assert float((behind * before).sum() / before.square().sum()) > 0.5  # not begun anew
+    assert torch.equal(behind, failed)
+
+
+def adapting() -> list[str]:
+    of = trainer("data")
+    of.adapt()
+    of.switch(LOCAL)
+    go_on(of, 1, 5)
+    plan = str(of.plan)
+    of.close()
+    return [plan, *(decision.plan_to for decision in of.decisions)]
+
+
+def test_an_adapter_leaves_workers_alone() -> None:
+    with shared("workers", model(), loss, batch(12, 0), LOCAL, "data", ranks=2):
+        for plan, *others in run(2, adapting):
+            assert plan == LOCAL and not others
