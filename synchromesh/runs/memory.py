@@ -76,6 +76,10 @@ class _Journal(LiveBytes):
         self._kinds: dict[StorageMark, str] = {}
         super().__init__()
 
+    def _know(self, storage: Any, counts: bool = True) -> None:
+        """What is traced meanwhile, as a metric is behind an epoch, takes no memory."""
+        super()._know(storage, counts and storage.device.type != "meta")
+
     def _change(self, mark: StorageMark, size: int) -> None:
         super()._change(mark, size)
         self._changes.append((mark, size))

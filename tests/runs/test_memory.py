@@ -33,6 +33,22 @@ def _known(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [*model.parameters(), *model.buffers(), *states, *gradients]
 
 
+def test_what_is_traced_meanwhile_takes_no_memory() -> None:
+    """Its sizes may be symbols, which no process can be told."""
+    model, batch = _model(), torch.randn(64, 50)
+    optimizer = torch.optim.SGD(model.parameters())
+    rows = {0: torch.export.Dim("rows")}
+
+    def step() -> None:
+        torch.export.export(model, (batch,), dynamic_shapes=(rows,))
+        model(batch)
+
+    traced = peak_memory(step, model.parameters(), model.buffers(), optimizer)
+    plain = peak_memory(lambda: model(batch), model.parameters(), model.buffers(), optimizer)
+    assert all(type(size) is int for size in vars(traced).values())
+    assert traced.parameters == plain.parameters and traced.buffers == plain.buffers
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_peak_is_that_of_live_bytes(set_to_none: bool) -> None:
     model, batch = _model(), torch.randn(64, 50)
