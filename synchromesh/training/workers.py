@@ -39,6 +39,7 @@ class Workers:
         self._groups: PlanGroups | None = None
         self._apart = self._states_apart = False
         self._held: Mapping[str, Holding] = {}
+        self._ranks: tuple[int, ...] = ()
         self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
         self._outer: _OuterStep | None = None
 
@@ -52,8 +53,9 @@ class Workers:
                 names = [h.tensor.name for h in bucket]
                 self._means.append((groups.data_group(bucket[0].layout), names))
         known = {} if self._outer is None else self._outer.momentum
-        momentum = {n: x for n, x in known.items() if self._held[n] == held[n]}
-        self._held = held
+        stay = self._ranks == groups.ranks  # else one that comes would have no momentum
+        momentum = {n: x for n, x in known.items() if stay and self._held[n] == held[n]}
+        self._held, self._ranks = held, groups.ranks
         self._restart(plan, momentum)
 
     def _restart(self, plan: Plan, momentum: Mapping[str, Tensor]) -> None:

@@ -437,6 +437,25 @@ def test_an_outer_step_goes_on_behind_a_retrace_and_a_resume_that_fails(tmp_path
     assert torch.equal(behind, failed)
 
 
+def on_other_ranks(plans: Sequence[str]) -> dict[str, Tensor]:
+    of = trainer(plans[0])
+    go_on(of, 1, 3)
+    of.switch(plans[1])
+    of.step(of.shard(batch(12, 4)))
+    of.step(of.shard(batch(12, 5)))
+    of.step(of.shard(batch(12, 6)))  # a mean
+    found = {n: p.clone() for n, p in of.parameters().items() if not p.is_meta}
+    of.close()
+    return found
+
+
+def test_an_outer_step_on_other_ranks_is_that_of_all_workers() -> None:
+    plans = [f"data; @synchronisation=diloco:3; @ranks={ranks}" for ranks in ("0,1", "0,2")]
+    with shared("workers", model(), loss, batch(12, 0), *plans, ranks=2):
+        first, _, third = run(3, on_other_ranks, plans)
+    close(first, third)
+
+
 def adapting() -> list[str]:
     of = trainer("data")
     of.adapt()
