@@ -124,7 +124,10 @@ class Workers:
             for name in names:  # a worker without rows may have no state yet
                 if found := next((d[name] for d, _ in known if name in d), None):
                     of.fill(name, found)
-            for name, steps in known[0][1].items():
+            counters = {
+                n: c for _, steps in reversed(known) for n, c in steps.items()
+            }  # the first's
+            for name, steps in counters.items():
                 self._state.optimizer.state[self._state.model.parameters[name]]["step"].fill_(
                     steps
                 )

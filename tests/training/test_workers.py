@@ -394,6 +394,16 @@ def test_one_optimizer_is_left_behind_workers_without_rows(rows: tuple[int, ...]
         assert first[number + 2]["step"] == second[number + 2]["step"] == first[number]["step"]
 
 
+def test_a_first_worker_without_state_gets_the_others() -> None:
+    """Of `@rows=0,1` it never has rows."""
+    plan = f"{LOCAL}; @rows=0,1"
+    with shared("scaled", scaled(), loss, batch(12, 0), plan, "data", ranks=2):
+        (one, first), (other, second) = run(2, left_after, plan, (12, 12), "data")
+    close(one, other)
+    assert not first[0] and not first[1]
+    assert all(state["step"] == 2 for state in (*first[2:], *second[2:]))
+
+
 def with_unused(plan: str) -> Any:
     own = scaled()
     of = prepare(own, adamw(own), loss, batch(12, 0), plan)
