@@ -92,9 +92,9 @@ def peak_memory(
 ) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = planned.held(position)
-    buckets = [h for h in held if h.summed and h.parts == 1]  # there from the first step on
+    buckets = [h for h in held if h.summed and not h.parted]  # there from the first step on
     resident = dict(held_bytes(held, profile.state_factor, buckets))
-    if planned.plan.outer_step:  # where it begins, and its momentum
+    if planned.plan.sync.outer_step:  # where it begins, and its momentum
         resident["states"] += 2.0 * sum(h.kept_bytes for h in held if h.alone)
     walk = _MemoryWalk(planned, profile, position, pieces)
     walk.run()
@@ -114,7 +114,7 @@ def _update(held: list[Holding], profile: Profile) -> Kinds:
     own."""
     trained = [h for h in held if h.tensor.trainable]
     sizes = [h.kept_bytes for h in trained]
-    alone = sum(h.kept_bytes for h in trained if not h.summed or h.parts > 1)
+    alone = sum(h.kept_bytes for h in trained if not h.summed or h.parted)
     own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
     return {"gradients": alone, "states": own}
 
@@ -360,7 +360,7 @@ class _MemoryWalk:
         if local.layout.recompute:
             alive.meanwhile(memory.forward(rows))
         for holding in trained:
-            if holding.parts > 1 and holding.tensor.name in complete:
+            if holding.parted and holding.tensor.name in complete:
                 self.scattered.open(holding)  # filled while the component is at work
         alive.meanwhile(working)
         for message, e in brought:  # autograd's caller holds them until it returns

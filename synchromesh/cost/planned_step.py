@@ -227,8 +227,11 @@ def gradient_pattern(holding: Holding) -> Pattern:
 
 
 def shard_seconds(kind: str, held: Sequence[Holding], profile: Profile) -> float:
-    """Seconds to gather the parts of parameters, or to scatter their gradients."""
-    return collective_seconds(kind, gradient_pattern(held[0]), sharded_bytes(held), profile)
+    """Seconds to gather the parts of parameters, or to scatter their gradients. With servers: of
+    as many bytes through the busiest link, (N - 1) parts through a server's."""
+    of, ranks = held[0], gradient_pattern(held[0])
+    payload = sharded_bytes(held) // of.parts * (ranks.size if of.servers else of.parts)
+    return collective_seconds(kind, ranks, payload, profile)
 
 
 def sharded_bytes(held: Sequence[Holding]) -> int:
@@ -238,7 +241,7 @@ def sharded_bytes(held: Sequence[Holding]) -> int:
 
 def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
     """Seconds of a step, on average, for the means of workers that train alone."""
-    if not planned.plan.local_steps:
+    if not planned.plan.sync.steps:
         return 0.0
     seconds: dict[range, float] = {}  # by stage, whose ranks do it at once
     for bucket in averaged(planned.holdings.values()):
@@ -247,7 +250,7 @@ def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
         copied = 2 * profile.copy_byte * size  # to where it is sent, and back
         taken = collective_seconds("all_reduce", ranks, size, profile) + copied
         seconds[layout.positions] = seconds.get(layout.positions, 0.0) + taken
-    return max(seconds.values(), default=0.0) / planned.plan.local_steps
+    return max(seconds.values(), default=0.0) / planned.plan.sync.steps
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.groups import Group
+from synchromesh.engine.servers import start_push
 from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
 from synchromesh.trace.partition.local import LocalComponent
@@ -22,6 +23,7 @@ from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
 from synchromesh.values.layout import stages_of
 from synchromesh.values.placement import REPLICATED, Placement
+from synchromesh.values.traffic import served_bytes
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Summed:
     each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
     stages of this rank that use it: what the others' backwards give has been added up by then.
     most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
-    this one."""
+    this one. servers: the first so many ranks of the group have the parts; 0: all have one."""
 
     parameter: nn.Parameter
     group: Group
@@ -41,6 +43,7 @@ class Summed:
     each_backward: bool = False
     stages: tuple[int, ...] = (0,)
     most_bytes: int | None = None
+    servers: int = 0
 
     @property
     def leaf(self) -> nn.Parameter:
@@ -179,9 +182,10 @@ class ScatterBucket(Bucket):
         self._finish: Finish | None = None
         self._forgotten: Finish | None = None  # to be waited for before the next one starts
         self._partial = False  # whether gradients were missing here in what is under way
+        self._parts = items[0].servers or items[0].group.size
         self._offsets = [0]
         for item in items:
-            largest = item.part_placement.local_shape(tuple(item.leaf.shape), items[0].group.size)
+            largest = item.part_placement.local_shape(tuple(item.leaf.shape), self._parts)
             self._offsets.append(self._offsets[-1] + torch.Size(largest).numel())
         super().__init__(items)
 
@@ -191,18 +195,18 @@ class ScatterBucket(Bucket):
         item, start = self.items[index], self._offsets[index]
         flat, take = self._tensor(), Tensor.add_ if self.filled[index] else Tensor.copy_
         dense = gradient.to_dense() if gradient.is_sparse else gradient
-        for ranks, view in parts_of(dense, item.part_placement, self.group.size):
+        for ranks, view in parts_of(dense, item.part_placement, self._parts):
             shape = view.shape[1:]
             take(flat[ranks, start : start + shape.numel()].unflatten(1, shape), view)
         item.leaf.grad = None
         super().fill(index, gradient)
 
     def _tensor(self) -> Tensor:
-        """(ranks, what each of them gets)"""
+        """(parts, what each of those who keep them gets)"""
         if self._flat is None:
             first, numbers = self.items[0].leaf, self._offsets[-1]
             # zeros: parts that are smaller than the largest one leave entries that are sent too
-            self._flat = first.new_zeros(self.group.size, numbers + len(self.items)).detach()
+            self._flat = first.new_zeros(self._parts, numbers + len(self.items)).detach()
         return self._flat
 
     def launch(self) -> None:
@@ -213,8 +217,12 @@ class ScatterBucket(Bucket):
             self._forgotten = None
         flat, numbers = self._tensor(), self._offsets[-1]
         flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
-        payload = self.group.size * numbers * flat.element_size()
-        self._finish = self.group.start_reduce_scatter(flat, payload)
+        size, group, servers = numbers * flat.element_size(), self.group, self.items[0].servers
+        if servers:
+            payload, _ = served_bytes(size, servers, group.index, group.size)
+            self._finish = start_push(group, flat, len(self.items), payload)
+        else:
+            self._finish = group.start_reduce_scatter(flat, group.size * size)
         self._partial = self.waiting > 0
         self.reset()  # the next backward fills it anew while this one's sum is under way
 

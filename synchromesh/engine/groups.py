@@ -146,14 +146,17 @@ class Group:
         parts_of = [*zip(made.split(inward), wanted, strict=True)]
         return self.world.after(work, lambda: [p.view(dtype).view(s) for p, s in parts_of])
 
-    def exchange(self, sends: Messages, receives: Messages) -> None:
+    def exchange(self, sends: Messages, receives: Messages, payload: int | None = None) -> None:
         """Point to point by index in the group: sends, and fills contiguous `receives`, at once.
         Messages between two ranks match in order, of sizes known on both sides; empty ones are not
         sent, a rank's own are copied. Only who sends or receives must call."""
-        self.start_exchange(sends, receives)()
+        self.start_exchange(sends, receives, payload)()
 
-    def start_exchange(self, sends: Messages, receives: Messages) -> Callable[[], None]:
-        """Begins an exchange; `receives` are full when the returned function returns."""
+    def start_exchange(
+        self, sends: Messages, receives: Messages, payload: int | None = None
+    ) -> Callable[[], None]:
+        """Begins an exchange; `receives` are full when the returned function returns. payload:
+        bytes to count (None: of `sends`)."""
         assert self.index >= 0
         own = [x for i, x in sends if i == self.index]
         for target, x in zip((y for i, y in receives if i == self.index), own, strict=True):
@@ -162,7 +165,8 @@ class Group:
         if not outward and not inward:
             return lambda: None
         self._ready()
-        self.world.ledger.add("send", sum(x.nbytes for _, x in outward), 2)
+        sent = sum(x.nbytes for _, x in outward) if payload is None else payload
+        self.world.ledger.add("send", sent, 2)
         work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward]
         work += [dist.P2POp(dist.irecv, y, self.ranks[i], self.messages) for i, y in inward]
         begun = dist.batch_isend_irecv(work)
@@ -246,7 +250,7 @@ class World:
         self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
         self.control: ControlChannel | None = None
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[tuple[tuple[int, ...], str], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
 
@@ -314,9 +318,10 @@ class World:
     def everyone(self) -> Group:
         return self.group(tuple(range(self.size)))
 
-    def group(self, ranks: tuple[int, ...]) -> Group:
-        """The group of `ranks`. Making one is collective over the world, members or not."""
-        if ranks not in self._groups:
+    def group(self, ranks: tuple[int, ...], purpose: str = "") -> Group:
+        """The group of `ranks`. Making one is collective over the world, members or not. purpose:
+        of one whose messages come in another order than those of the usual one."""
+        if (ranks, purpose) not in self._groups:
             assert len(set(ranks)) == len(ranks) and all(0 <= r < self.size for r in ranks), ranks
             handle = self._new(ranks) if len(ranks) > 1 else None
             # DETAIL counts operations to compare them between ranks, which messages would upset
@@ -326,8 +331,8 @@ class World:
                 handle = messages = None
             for made in {id(h): h for h in (handle, messages) if h is not None}.values():
                 self._first_call(made)
-            self._groups[ranks] = Group(self, ranks, handle, messages)
-        return self._groups[ranks]
+            self._groups[ranks, purpose] = Group(self, ranks, handle, messages)
+        return self._groups[ranks, purpose]
 
     def add_ring(self, ranks: tuple[int, ...]) -> None:
         """Lets the group of `ranks` scatter in a ring; collective over the world. Two ranks need
@@ -351,10 +356,10 @@ class World:
         if self.backend == "nccl":
             dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
 
-    def groups(self, partition: Sequence[tuple[int, ...]]) -> Group:
+    def groups(self, partition: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
         """Makes all groups of a partition of the world and returns the one with this rank."""
         assert sorted(r for ranks in partition for r in ranks) == list(range(self.size)), partition
-        made = [self.group(tuple(ranks)) for ranks in partition]
+        made = [self.group(tuple(ranks), purpose) for ranks in partition]
         return next(group for group in made if group.index >= 0)
 
     def close(self) -> None:

@@ -41,15 +41,17 @@ class PlanGroups:
         self.workers = workers(layouts) if any(h.alone for h in holdings) else ()
         self.worker = self._group(self.workers)
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
+        served = {frozenset(h.sharing(p) for p in h.positions) for h in holdings if h.servers}
+        self._served = {its: self._group(its, "servers") for its in sorted(served, key=sorted)}
         for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
 
-    def _group(self, positions: Iterable[Positions]) -> Group:
+    def _group(self, positions: Iterable[Positions], purpose: str = "") -> Group:
         """Makes the groups of these positions; that of this rank, or of it alone."""
         made = [tuple(self.ranks[p] for p in line) for line in sorted(positions)]
         members = {r for line in made for r in line}
         return self.world.groups(
-            [*made, *((r,) for r in range(self.world.size) if r not in members)]
+            [*made, *((r,) for r in range(self.world.size) if r not in members)], purpose
         )
 
     def tensor_group(self, layout: Layout) -> Group:
@@ -62,6 +64,8 @@ class PlanGroups:
 
     def sum_group(self, holding: Holding) -> Group:
         """The ranks over which this rank sums the gradient of a tensor that it holds."""
+        if holding.servers:
+            return self._served[frozenset(holding.sharing(p) for p in holding.positions)]
         if holding.alone:
             mesh = holding.layout.mesh
             return self._tensor[mesh] if holding.partial_gradient else self.alone
@@ -81,4 +85,4 @@ def workers(layouts: Iterable[Layout]) -> tuple[Positions, ...]:
 
 def _scattered(holdings: Collection[Holding]) -> set[Positions]:
     """The groups that scatter gradients."""
-    return {h.gradient_positions(p) for h in holdings if h.parts > 1 for p in h.positions}
+    return {h.gradient_positions(p) for h in holdings if h.states != "none" for p in h.positions}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.groups import Group
+from synchromesh.engine.servers import start_fetch
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.holding import Holding
 from synchromesh.values.placement import Placement
@@ -48,6 +49,8 @@ class _Gathered:
     ) -> None:
         self.unit, self.parameters, self.group = unit, parameters, group
         self.there = False
+        first = unit.holdings[0]
+        self._servers, self._parts = first.parts if first.servers else 0, first.parts
         self.whole: list[nn.Parameter] = []
         self._offsets = [0]
         for h, p in zip(unit.holdings, parameters, strict=True):
@@ -66,7 +69,10 @@ class _Gathered:
         flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
         for p, start in zip(self.parameters, self._offsets, strict=False):
             flat[start : start + p.numel()].view(p.shape).copy_(p.detach())
-        self._finish = self.group.start_all_gather(flat)
+        if servers := self._servers:
+            self._finish = start_fetch(self.group, flat, servers)
+        else:
+            self._finish = self.group.start_all_gather(flat)
 
     def wait(self) -> None:
         """The parameters are there."""
@@ -77,7 +83,7 @@ class _Gathered:
         for h, whole, start in zip(self.unit.holdings, self.whole, self._offsets, strict=False):
             data = whole.data  # autograd need not know: values are those that it has seen
             data.untyped_storage().resize_(data.nbytes)
-            for ranks, view in parts_of(data, h.part_placement, self.group.size):
+            for ranks, view in parts_of(data, h.part_placement, self._parts):
                 shape = view.shape[1:]
                 view.copy_(parts[ranks, start : start + shape.numel()].unflatten(1, shape))
         self.there = True

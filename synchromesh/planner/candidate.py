@@ -77,8 +77,7 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     cut, devices = partitions.partition(plan), len(problem.ranks(plan))
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    alone = plan.local_steps > 0
-    held = holdings(tensors.values(), cut.placements, devices, alone)
+    held = holdings(tensors.values(), cut.placements, devices, plan.sync)
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 

@@ -244,7 +244,7 @@ def _state(planned: PlannedStep, factor: float, host_of: Sequence[int]) -> State
     whole = sum(h.tensor.bytes * (1.0 + factor * h.tensor.trainable) for h in of)
     held = (held_bytes(planned.held(its[0]), factor, ()) for its in planned.positions)
     twice = all(
-        h.parts == 1 and kept(h.layout.tensor if h.placement.sharded else 1, h.positions)
+        not h.parted and kept(h.layout.tensor if h.placement.sharded else 1, h.positions)
         for h in of
     )
     return State(whole, max(sum(kinds.values()) for kinds in held), twice)

@@ -5,6 +5,7 @@
     pipeline         a stage on each device; the planner chooses the number of micro-batches
     hybrid           the best mixture of these that is the same for every component, by the planner
     auto             the planner's plan, which may change while training runs
+    server           all sum gradients at the first one, which sends the parameters back
     local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
                      what one device computes
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
@@ -18,6 +19,7 @@ from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
 
 WORKERS = {
+    "server": "data; @synchronisation=server:1",
     "local": "data; @synchronisation=local:8",
     "diloco": "data; @synchronisation=diloco:50",
 }

@@ -121,7 +121,7 @@ class PlanCheck:
         there is one. ValueError, on all ranks, where it does not fit."""
         rows, ranks = self._planning.rows, plan.devices(self._world.size)
         plan.check_rows(rows)
-        if plan.local_steps and self._synchronised:
+        if plan.sync.steps and self._synchronised:
             raise ValueError(
                 f"plan {str(plan)!r}: batch norm cannot be synchronised over workers that train "
                 "alone: leave sync_batch_norm or @synchronisation out"
@@ -132,8 +132,8 @@ class PlanCheck:
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
         made = known or partition(step, layouts, rows=rows, pins=pins)
-        alone = plan.local_steps > 0
-        placed = holdings(self._model.described.values(), made.placements, len(ranks), alone)
+        described = self._model.described.values()
+        placed = holdings(described, made.placements, len(ranks), plan.sync)
         refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)
@@ -174,7 +174,7 @@ class PlanCheck:
         return why if why and not all(map(fault, range(2, self.DEVICES + 1))) else ""
 
     def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
-        sharded = [n for n, h in placed.items() if h.placement.sharded or h.parts > 1]
+        sharded = [n for n, h in placed.items() if h.placement.sharded or h.parted]
         check_optimizer(self._optimizer, bool(sharded))
         for name in sharded:
             self._state.optimizer_state.refuse_pieces(name)
@@ -220,14 +220,14 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
         why = f"rows depend on each other ({why}), so that no block of them has its own gradient"
     if several:
         why = "losses take turns, each with a gradient of its own"
-    if plan.local_steps:
+    if plan.sync.steps:
         why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
     return why if options.noise_scale else ""
 
 
 def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holding]) -> None:
     """ValueError where workers that train alone are not the same for all components."""
-    if not plan.local_steps:
+    if not plan.sync.steps:
         return
     meshes = {layout.mesh for layout in layouts}
     odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)

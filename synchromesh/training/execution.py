@@ -218,9 +218,7 @@ class Execution:
         parameters = chain(self.model.parameters.items(), self.sharding.whole.items())
         return self.losses.now.others_frozen(parameters)
 
-    def _gradient_sync(
-        self, active: ActivePlan, trained: Container[str] | None
-    ) -> GradientSync:  # fmt: skip
+    def _gradient_sync(self, active: ActivePlan, trained: Container[str] | None) -> GradientSync:
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = active.step.opaque and self.options.sync_batch_norm
         # a gradient that stages share: another stage's last backward may wait for this one's
@@ -237,6 +235,7 @@ class Execution:
             summed.append(Summed(
                 self.model.parameters[name], active.groups.sum_group(holding), whole,
                 holding.part_placement, holding.each_backward, stages, holding.local_bytes,
+                holding.parts if holding.servers else 0,
             ))  # fmt: skip
         return summed
 
@@ -269,7 +268,7 @@ class Execution:
         """Why no other plan could be found while it trains; empty where one could."""
         if self.losses.several:
             return "losses take turns, so that what a step takes says nothing of the plan"
-        if self.workers.every:
+        if not self.active.plan.sync.usual:
             return f"{self.active.plan.synchronisation} is no plan that would be found"
         return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
 

@@ -218,7 +218,7 @@ class _Loop:
         began = time.monotonic()
         while not self.stopped and self._more():
             self._epoch()
-        if trainer.plan.local_steps:
+        if trainer.plan.sync.steps:
             trainer.buffers()  # settles them, and parameters
         result = self._result(time.monotonic() - began)
         self.emit(events.Finished(trainer, result))

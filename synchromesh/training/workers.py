@@ -45,7 +45,7 @@ class Workers:
 
     def adopt(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
         """Another plan is in force."""
-        self.every, self._means, position = plan.local_steps, [], groups.position
+        self.every, self._means, position = plan.sync.steps, [], groups.position
         self._groups = groups if self.every else None
         self._trained = [n for n, h in held.items() if h.alone and position in h.positions]
         for bucket in averaged(held.values()):
@@ -62,7 +62,7 @@ class Workers:
         """The outer step begins where parameters are now. momentum: as far as it is known."""
         self._apart = self._states_apart = False
         parameters = {n: self._state.model.parameters[n] for n in self._trained}
-        outer = _OuterStep(parameters, momentum) if plan.outer_step and parameters else None
+        outer = _OuterStep(parameters, momentum) if plan.sync.outer_step and parameters else None
         self._outer, self._state.outer = outer, [] if outer is None else outer.tensors
 
     def momentum(self, new: bool = False) -> dict[str, LocalTensor]:

@@ -21,6 +21,9 @@ from synchromesh.values.buckets import fill
 from synchromesh.values.component import Parameter
 from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
+from synchromesh.values.synchronisation import Synchronisation
+
+ONE_DEVICE = Synchronisation()  # what it computes
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Holding:
     shared: tuple[int, ...] = ()
     states: ShardStates = "none"  # sharded over the positions that sum its gradient
     alone: bool = False  # each data index steps by its own gradient, and takes means at times
+    servers: int = 0  # the first so many of the positions that sum its gradient keep it; 0: all
 
     @property
     def positions(self) -> Sequence[int]:
@@ -58,18 +62,35 @@ class Holding:
 
     @cached_property
     def parts(self) -> int:
-        """Into how many parts what a position computes with is cut; 1: it is kept whole."""
-        return 1 if self.states == "none" else self.gradient_layout.data
+        """Into how many parts what a position computes with is cut."""
+        sharing = len(self.sharing(self.positions[0]))
+        if self.servers:
+            return min(self.servers, sharing)
+        return 1 if self.states == "none" else sharing
+
+    @cached_property
+    def parted(self) -> bool:
+        """Whether a position keeps one of these parts or nothing, not all it computes with."""
+        return self.parts > 1 or (self.servers > 0 and len(self.sharing(self.positions[0])) > 1)
+
+    def sharing(self, position: int) -> tuple[int, ...]:
+        """The positions that could keep a part of what `position` computes with, in order: the
+        first of them do where there are servers. Of what all tensor ranks of a worker that steps
+        alone compute with, one column's."""
+        if not (self.alone and self.servers):
+            return self.gradient_positions(position)
+        of = position if self.placement.sharded else self.positions[0]
+        return tuple(self.layout.data_positions(of))
 
     @property
     def each_backward(self) -> bool:
         """Whether its gradient is summed after each backward, not after the last one alone."""
-        return self.parts > 1 and self.states != "optimizer"
+        return self.parted and self.states in ("gradients", "parameters")
 
     @cached_property
     def part_placement(self) -> Placement:
         """Along which dimension that is: the one whose largest part is the smallest fraction."""
-        if self.parts == 1:
+        if not self.parted:
             return REPLICATED
         shape = self.local_shape
         return shard(min(range(len(shape)), key=lambda d: -(-shape[d] // self.parts) / shape[d]))
@@ -83,11 +104,14 @@ class Holding:
         else:
             index = self.layout.tensor_index(position)
             computed = self.placement.boxes(self.tensor.shape, self.layout.tensor, index)
-        if self.parts == 1:
+        if not self.parted:
             return computed
         d, cut = self.placement.dim if self.placement.sharded else -1, self.part_placement.dim
         length = sum(b[cut][1] - b[cut][0] for b in (computed if d == cut else computed[:1]))
-        index = self.gradient_positions(position).index(position)
+        sharing = self.sharing(position)[: self.parts]
+        if position not in sharing:
+            return ()
+        index = sharing.index(position)
         start, stop = self.part_placement.share(length, self.parts, index)
         boxes, before = [], 0
         for box in computed:
@@ -138,7 +162,7 @@ class Holding:
     @property
     def averaged(self) -> bool:
         """Whether several positions that trained alone take the mean of it."""
-        return self.alone and self.layout.data > 1
+        return self.alone and not self.servers and self.layout.data > 1
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
@@ -153,24 +177,31 @@ class Holding:
     def copies(self) -> int:
         """How many positions keep an equal copy of what one position keeps, those that train
         alone left out."""
+        if self.alone and self.servers:
+            return 1
         alike = self.layout.data if self.placement.sharded else len(self.positions)
-        return alike // self.parts // (self.layout.data if self.alone else 1)
+        if self.alone:
+            return alike // self.layout.data
+        return alike // (self.gradient_layout.data if self.parted else 1)
 
 
 def holdings(
     tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement],
-    devices: int, alone: bool = False,
+    devices: int, sync: Synchronisation = ONE_DEVICE,
 ) -> dict[str, Holding]:  # fmt: skip
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
-    positions of the stages that use it; where none uses it, on all `devices`. alone: whether data
-    indices train alone (`Plan.local_steps`)."""
+    positions of the stages that use it; where none uses it, on all `devices`."""
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
-    return {
-        t.name: _holding(t, uses.get(t.name, {}), devices, alone and t.trained and t.name in uses)
-        for t in tensors
-    }
+    made = {}
+    for t in tensors:
+        users = uses.get(t.name, {})
+        trained = t.trained and t.name in uses
+        held = _holding(t, users, devices, sync.alone and trained)
+        servers = sync.servers if trained and _cuttable(t, users) else 0
+        made[t.name] = replace(held, servers=servers) if servers else held
+    return made
 
 
 def _holding(
@@ -202,8 +233,13 @@ def _states(tensor: Parameter, users: Iterable[Layout]) -> ShardStates:
     Nothing where several stages use it, which come to it at different times; of a frozen parameter
     there are neither gradients nor optimizer state."""
     layouts = list(users)
-    one_stage = len({layout.positions for layout in layouts}) == 1
-    if tensor.buffer or not one_stage or not prod(tensor.shape) or not tensor.shape:
+    if not _cuttable(tensor, layouts):
         return "none"
     least = min((layout.shard_states for layout in layouts), key=STATES.index)
     return least if tensor.trainable or least == "parameters" else "none"
+
+
+def _cuttable(tensor: Parameter, users: Iterable[Layout]) -> bool:
+    """Whether positions could keep parts of it."""
+    one_stage = len({layout.positions for layout in users}) == 1
+    return one_stage and not tensor.buffer and bool(tensor.shape) and prod(tensor.shape) > 0

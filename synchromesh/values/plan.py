@@ -16,7 +16,7 @@ Settings:
                               on the data ranks of every stage
     @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved)
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
-    @synchronisation=every-step                      or local:8 (every 8 steps), stale:1 (1 late)
+    @synchronisation=every-step                      or server:2, local:8 ... (synchronisation.py)
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
     @pieces=4                 into how many parts a step's rows are divided whose computation and
@@ -29,14 +29,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.plan_item import EVERY_STEP, SCHEDULES, SETTINGS, Override, Stage
+from synchromesh.values.plan_item import SCHEDULES, SETTINGS, Override, Stage
+from synchromesh.values.synchronisation import EVERY_STEP, Synchronisation, synchronisation
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
 
@@ -248,6 +249,12 @@ class Plan(document.Document):
                 "there is nothing to shard over: leave the states out, or give stages more ranks"
             )
         largest = max((layout.data for layout in layouts), default=1)
+        if self.sync.servers > largest:
+            return (
+                f"@synchronisation={self.synchronisation}: servers are workers too, of which "
+                f"there are {largest} (the largest data degree): take at most {largest} "
+                f"server{'s' if largest > 1 else ''}"
+            )
         if self.rows is not None and len(self.rows) != largest:
             return (
                 f"@rows has {len(self.rows)} shares ({plan_item.show_numbers(self.rows)}), "
@@ -344,22 +351,16 @@ class Plan(document.Document):
             shares.append((before[full] + partial) / Fraction(before[-1]))
         return shares
 
-    @property
-    def local_steps(self) -> int:
-        """Steps that workers train alone before they take the mean of their parameters; 0: they
-        sum gradients in every step. A worker is a data index of the plan."""
-        word, _, steps = self.synchronisation.partition(":")
-        return int(steps) if word in ("local", "diloco") else 0
-
-    @property
-    def outer_step(self) -> bool:
-        """Whether an outer optimizer steps by what that mean has moved."""
-        return self.synchronisation.startswith("diloco")
+    @cached_property
+    def sync(self) -> Synchronisation:
+        """How its workers agree."""
+        return synchronisation(self.synchronisation)
 
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
-        staged, word, alone = self.stage_count > 1, self.synchronisation, self.local_steps > 0
+        staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
         sharded = any(spec.states != "none" for spec in self.specs)
+        executed = sync.exact or sync.steps
         faults = {
             "auto is found by the planner: write it alone": self.default.name == "auto",
             "the schedule zero-bubble is not executed yet: use 1f1b":
@@ -368,9 +369,13 @@ class Plan(document.Document):
                 staged and (self.pieces or 1) > 1,
             "@rows of several stages are not executed yet: leave them out":
                 staged and self.rows is not None,
-            f"synchronisation {word} is not executed yet": word != EVERY_STEP and not alone,
+            f"synchronisation {word} is not executed yet": not executed,
             f"{word} has a whole optimizer state on each worker, which trains alone: leave "
-            "sharded states (states=, sharded-data) or @synchronisation out": alone and sharded,
+            "sharded states (states=, sharded-data) or @synchronisation out":
+                sync.alone and sharded,
+            f"{word}: servers have the optimizer's states, which data ranks cannot have as well: "
+            "leave sharded states (states=, sharded-data) or servers out":
+                sync.servers > 0 and sharded,
         }  # fmt: skip
         return tuple(sentence for sentence, found in faults.items() if found)
 

@@ -1,7 +1,7 @@
 """An item of a plan, as text and in a document: an override, a pipeline stage or a setting."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -12,15 +12,14 @@ from synchromesh.values.fault import near
 from synchromesh.values.fields import Within, of_plain
 from synchromesh.values.layout_spec import MOST, LayoutSpec
 from synchromesh.values.schedule import PIPELINES
+from synchromesh.values.synchronisation import synchronisation
 
 SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
     "pieces",
 )  # fmt: skip
 SCHEDULES = (*PIPELINES, "zero-bubble")  # that plans may name
-EVERY_STEP = "every-step"
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
-SYNCHRONISATION = re.compile(rf"{EVERY_STEP}|(local|diloco|stale):[1-9][0-9]{{0,5}}")
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
 RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
 
@@ -237,14 +236,22 @@ def setting_fault(name: str, value: Any) -> str:
         case "schedule" if value not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             return f"unknown schedule {value!r}{near(value, SCHEDULES)}; known are {known}"
-        case "synchronisation" if not SYNCHRONISATION.fullmatch(value):
-            return f"synchronisation {value!r} is none of every-step, local:N, diloco:N, stale:N"
+        case "synchronisation":
+            return _fault(synchronisation, value)
         case "micro_batches" | "global_batch" | "pieces":
             if value is not None and not 1 <= value <= MOST.count:
                 return f"{name}={value} should be at least 1 and at most {MOST.count}"
         case "rows" if value is not None:
             if not (value and min(value) >= 0 and 0 < max(value) <= MOST.degree):
                 return f"rows={show_numbers(value)}: shares from 0 to {MOST.degree}, not all zero"
+    return ""
+
+
+def _fault(parse: Callable[[str], Any], value: str) -> str:
+    try:
+        parse(value)
+    except ValueError as error:
+        return str(error)
     return ""
 
 

@@ -35,6 +35,13 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
     return (2 if kind == "all_reduce" else 1) * payload * (ranks - 1) // ranks
 
 
+def served_bytes(part: int, servers: int, index: int, ranks: int) -> tuple[int, int]:
+    """Bytes that rank `index` sends in a push of gradients and in a fetch of parameters, of which
+    each server keeps `part` bytes: servers are the first of so many ranks."""
+    serves = index < servers
+    return (servers - serves) * part, (ranks - 1) * part * serves
+
+
 @dataclass(frozen=True)
 class Collective:
     """On one group, of `bytes_per_row * rows ** power + fixed_bytes`. rows: of a data block of the

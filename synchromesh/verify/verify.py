@@ -96,7 +96,7 @@ def verify(
     try:
         trainer = prepare(
             model, optimizer, workload.loss, example, plan=plan, seed=seed, autocast=autocast,
-            sync_batch_norm=not checked_plan(plan).local_steps, carry=workload.carry, say=say,
+            sync_batch_norm=not checked_plan(plan).sync.steps, carry=workload.carry, say=say,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -155,7 +155,7 @@ def _compare(
     )  # fmt: skip
     held_due = list(explained.parameter_bytes_per_rank)
     sent_due = list(explained.sent_bytes_per_step)
-    every = trainer.plan.local_steps
+    every = trainer.plan.sync.steps
     exact = steps >= every and _exactly_explained(trainer, workload.batch_size)
     document = {
         "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
@@ -176,8 +176,8 @@ def _compare(
 
 def _reason(plan: Plan) -> str:
     """Why a plan does not compute what one device does."""
-    outer = OUTER if plan.outer_step else ""
-    return ALONE.format(plan.local_steps, outer) if plan.local_steps else ""
+    outer = OUTER if plan.sync.outer_step else ""
+    return ALONE.format(plan.sync.steps, outer) if plan.sync.steps else ""
 
 
 def parameter_bytes(trainer: Trainer) -> int:
@@ -193,7 +193,7 @@ def _train(
     """Trains both and compares them; the bytes that each rank sent in a step: the first one, or
     the mean of those from one mean of parameters to the next. A carry goes from batch to batch,
     but for the last one, which begins new streams."""
-    world, every = trainer.world, trainer.plan.local_steps
+    world, every = trainer.world, trainer.plan.sync.steps
     workers = Workers(trainer, reference, workload)
     sent, counted = 0, every or 1
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):

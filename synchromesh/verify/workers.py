@@ -1,5 +1,5 @@
 """The workers of a plan, played by one process: one where the plan computes what one device does,
-else one for each data index (`Plan.local_steps`)."""
+else one for each data index (`Plan.sync`)."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ class Workers:
     call alike."""
 
     def __init__(self, trainer: Trainer, reference: nn.Module, workload: Workload) -> None:
-        self._trainer, self._every = trainer, trainer.plan.local_steps
+        self._trainer, self._every = trainer, trainer.plan.sync.steps
         self._ranks = _worker_ranks(trainer) if self._every else [None]
         device, autocast = trainer.world.device, trainer.options.autocast
         self._alone = [
@@ -99,7 +99,7 @@ class Workers:
             zip(*(w.parameters.values() for w in self._alone), strict=True)
         ):
             mean = torch.stack([p.detach() for p in parameters]).mean(0)
-            if self._trainer.plan.outer_step and parameters[0].requires_grad:
+            if self._trainer.plan.sync.outer_step and parameters[0].requires_grad:
                 begun, momentum = self._outer[number]
                 moved = begun - mean
                 momentum.mul_(0.9).add_(moved)

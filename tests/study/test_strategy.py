@@ -29,7 +29,7 @@ def test_the_families() -> None:
 
 def test_workers_that_train_alone_are_every_data_index() -> None:
     assert plans("local", 4, 64) == ["data; @synchronisation=local:8"]
-    assert Plan.parse(*plans("diloco", 4, 64)).local_steps == 50
+    assert Plan.parse(*plans("diloco", 4, 64)).sync.steps == 50
 
 
 @pytest.mark.parametrize(

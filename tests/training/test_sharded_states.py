@@ -18,6 +18,7 @@ from synchromesh.values.plan import Plan
 from tests.plain import LIMIT, Case, Outcome, adamw, all_on_ranks, apart, plain, sgd, traced, under
 from tests.ranks import RankFailed, run
 
+SERVERS = "@synchronisation=server"
 STAGES = "@stages=0-1:embed/2-3:second; @micro_batches=3"
 
 
@@ -139,6 +140,12 @@ CASES: list[tuple[Case, str]] = [
         "@schedule=interleaved",
     ),
     (ODD, "sharded-data; @ranks=2,0,3"),
+    (ODD, f"data; {SERVERS}:1"),
+    (ALONE, f"data; {SERVERS}:3"),
+    (ODD, f"hybrid:tensor=2; {SERVERS}:2"),
+    (ODD, f"data; second=tensor; @rows=4,1,0,2; {SERVERS}:2"),
+    (ODD, f"data:recompute=yes; first=hybrid:tensor=2; {STAGES}; {SERVERS}:1"),
+    (TIED, f"data; {INTERLEAVED}; {SERVERS}:2"),
     (TIED, f"zero2; {INTERLEAVED}"),
     (TIED, f"sharded-data; {INTERLEAVED}"),
     (TIED, "sharded-data; @micro_batches=2"),
@@ -229,6 +236,7 @@ EXPLAINED = (
     "sharded-data; late=sharded-data; b=sharded-data", "zero2; late=zero2; @pieces=1",
     "hybrid:tensor=2,states=parameters,recompute=yes; late=hybrid:tensor=2; @pieces=1",
     "sharded-data:recompute=yes; late=sharded-data; @rows=3,1,2,1",
+    f"data; late=data; {SERVERS}:3; @pieces=1", f"hybrid:tensor=2; {SERVERS}:1; @pieces=1",
 )  # fmt: skip
 
 
@@ -296,7 +304,8 @@ def test_statistics_of_batch_norm_are_counted_once() -> None:
 
 PLANS = (
     "data", "sharded-data", "hybrid:tensor=2,states=gradients", f"zero1:recompute=yes; {STAGES}",
-    "zero2", "tensor", "sharded-data; @ranks=1,3",
+    f"data; {SERVERS}:3", "zero2", "tensor", f"hybrid:tensor=2; {SERVERS}:1",
+    "sharded-data; @ranks=1,3", f"data; @ranks=1,3; {SERVERS}:1",
 )  # fmt: skip
 
 

@@ -328,7 +328,7 @@ def test_files(tmp_path: Path) -> None:
         ("data; @pieces=1; @pieces=4", "the setting @pieces stands there twice"),
         ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
         ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
-        ("data; @synchronisation=never", "is none of every-step, local:N, diloco:N, stale:N"),
+        ("data; @synchronisation=never", "is none of every-step, server:S, "),
         ("data; @stages=0:a; @ranks=0", "stages with their own ranks exclude @ranks"),
         ("data; @stages=0-2:a/2-3:b", "stages 0-2:a and 2,3:b overlap in part"),
         ("data; @stages=0,1:a/1,0:b", "overlap in part"),

@@ -103,12 +103,11 @@ def explain(
     whether batch norm takes its statistics over all data ranks, as `verify` has it. Bytes on the
     edges between layouts are exact where the data degrees divide the rows."""
     ranks = plan.devices(world)
-    sync_batch_norm = sync_batch_norm and not plan.local_steps
+    sync_batch_norm = sync_batch_norm and not plan.sync.steps
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    alone = plan.local_steps > 0
-    holding = holdings(parameters.values(), made.placements, len(ranks), alone)
+    holding = holdings(parameters.values(), made.placements, len(ranks), plan.sync)
     applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
@@ -151,7 +150,7 @@ class _AppliedPlan:
         for h in chain.from_iterable(averaged(self.holding.values())):
             if position in h.positions:
                 means.add("all_reduce", h.bytes_at(position), h.layout.data)
-        every = self.plan.local_steps or 1
+        every = self.plan.sync.steps or 1
         return count.sent + self._message_bytes(position) + means.sent // every
 
     def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
@@ -166,7 +165,7 @@ class _AppliedPlan:
     def _gradients(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
         used = {name for c in self.made.components for name in c.parameters}
         for name, h in self.holding.items():
-            summed = h.tensor.trainable and name in used and h.parts == 1
+            summed = h.tensor.trainable and name in used and not h.parted
             if summed and position in h.positions:
                 ranks = len(h.gradient_positions(position))
                 yield "all_reduce", h.bytes_at(position), ranks
@@ -213,12 +212,12 @@ class _AppliedPlan:
         """Sums of gradients and means of parameters, by number of ranks."""
         summed: Counter[tuple[Direction, int]] = Counter()  # bytes
         for h in (self.holding[p.name] for p in local.component.parameters if p.trainable):
-            if h.summed and h.parts == 1:
+            if h.summed and not h.parted:
                 summed["gradient", h.gradient_layout.data] += h.local_bytes
             if h.averaged:
                 summed["parameters", h.layout.data] += h.local_bytes
         for (what, ranks), size in sorted(summed.items()):
-            every = self.plan.local_steps if what == "parameters" else 1
+            every = self.plan.sync.steps if what == "parameters" else 1
             yield SentCollective("all_reduce", what, size, ranks, every=every)
 
 

@@ -11,7 +11,7 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import groups_of, stages_of
 from synchromesh.values.schedule import Action, ActionKind, pipeline
 from synchromesh.values.sharding import Gathering, gathering, units
-from synchromesh.values.traffic import Collective, CollectiveKind, Direction
+from synchromesh.values.traffic import Collective, CollectiveKind, Direction, served_bytes
 
 from .local import Partition, flow
 
@@ -94,6 +94,10 @@ def _collective(
 ) -> Collective:
     """Over parts that are all as long as the largest one."""
     first, parts = held[0], held[0].parts
-    size = parts * sum(h.part_bytes_at(position) for h in held)
+    size = sum(h.part_bytes_at(position) for h in held)
     stride = first.gradient_layout.tensor
-    return Collective(kind, direction, parts, fixed_bytes=size, stride=stride)
+    if first.servers:
+        ranks = first.sharing(position)
+        sent = served_bytes(size, parts, ranks.index(position), len(ranks))
+        return Collective("send", direction, len(ranks), fixed_bytes=sent[kind == "all_gather"])
+    return Collective(kind, direction, parts, fixed_bytes=parts * size, stride=stride)

@@ -1,0 +1,115 @@
+"""How the workers of a plan agree, `@synchronisation`. A worker is a data index.
+
+    every-step               gradients are summed by all who have them            as one device
+    server:S                 by S servers, who also keep the optimizer's state    as one device
+    local:H, diloco:H        parameters are averaged after H steps                simulated workers
+    downpour:S               a server steps by each gradient when it comes        a replay
+    ssp:S,stale=3            ... and nobody is more steps ahead of the slowest
+    shat:S                   ... and a worker goes a part of the way to the server's parameters
+    stale:k, hogwild
+
+What each is said to be exact by, `verify` shows."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from synchromesh.values.fault import near
+
+EVERY_STEP = "every-step"
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """A word with its number, and what is behind commas.
+
+    servers: 0 where there are none. steps: of `local` and `diloco`. stale: steps that a worker is
+    ahead of the slowest at most. push, fetch: steps from one to the next."""
+
+    word: str = EVERY_STEP
+    servers: int = 0
+    steps: int = 0
+    stale: int = 0
+    push: int = 1
+    fetch: int = 1
+
+    # what the number behind a word is, and which options may follow
+    WORDS: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {
+        EVERY_STEP: ("", ()),
+        "server": ("servers", ()),
+        "downpour": ("servers", ("push", "fetch")),
+        "ssp": ("servers", ("stale",)),
+        "shat": ("servers", ()),
+        "local": ("steps", ()),
+        "diloco": ("steps", ()),
+        "stale": ("stale", ()),
+        "hogwild": ("", ()),
+    }
+
+    @classmethod
+    def parse(cls, text: str) -> "Synchronisation":
+        """The value of a text like `ssp:2,stale=3`. ValueError with what is wrong in it."""
+        head, *options = (part.strip() for part in text.split(","))
+        word, colon, number = head.partition(":")
+        if word not in cls.WORDS:
+            known = ", ".join(map(cls.form, cls.WORDS))
+            raise ValueError(
+                f"synchronisation {text[:60]!r} is none of {known}{near(word, cls.WORDS)}"
+            )
+        wanted, allowed = cls.WORDS[word]
+        given = {wanted: number} if colon or wanted else {}
+        for option in options:
+            key, _, value = (part.strip() for part in option.partition("="))
+            if key not in allowed or key in given:
+                raise ValueError(f"synchronisation {text[:60]!r} should read {cls.form(word)}")
+            given[key] = value
+        if any(not re.fullmatch("[1-9][0-9]{0,5}", n) for n in given.values()) or "" in given:
+            raise ValueError(
+                f"synchronisation {text[:60]!r} should read {cls.form(word)}, with whole numbers "
+                "from 1 to 999999"
+            )
+        if missing := [key for key in allowed if key == "stale" and key not in given]:
+            raise ValueError(
+                f"synchronisation {text[:60]!r} lacks {missing[0]}=: {cls.form(word)}"
+            )
+        return cls(word, **{key: int(n) for key, n in given.items()})
+
+    @classmethod
+    def form(cls, word: str) -> str:
+        """How it is written: `downpour:S[,push=N][,fetch=N]`."""
+        wanted, allowed = cls.WORDS[word]
+        number = {"": "", "servers": ":S", "steps": ":H", "stale": ":K"}[wanted]
+        options = (f",{key}=N" if key == "stale" else f"[,{key}=N]" for key in allowed)
+        return f"{word}{number}{''.join(options)}"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers go on without each other, and servers step by one's gradient alone."""
+        return self.word in ("downpour", "ssp", "shat")
+
+    @property
+    def alone(self) -> bool:
+        """Whether a worker steps by its own gradient."""
+        return self.steps > 0 or self.asynchronous
+
+    @property
+    def outer_step(self) -> bool:
+        """Whether an outer optimizer steps by what a mean of parameters has moved."""
+        return self.word == "diloco"
+
+    @property
+    def usual(self) -> bool:
+        """Whether all who have a gradient sum it, in every step."""
+        return self.word == EVERY_STEP
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes what one device does."""
+        return self.usual or self.word == "server"
+
+
+@lru_cache(maxsize=256)
+def synchronisation(text: str) -> Synchronisation:
+    """`Synchronisation.parse`, once for each text."""
+    return Synchronisation.parse(text)
