@@ -143,7 +143,15 @@ class ModelState:
                 self.optimizer_state.adopt(described)
 
     def _held_everywhere(self) -> bool:
-        return all(len(h.positions) == self.world.size for h in self.holdings.values())
+        its = self.holdings.values()
+        return all(len(h.positions) == self.world.size and not h.replica for h in its)
+
+    def _stepped(self, position: int | None, name: str) -> bool:
+        """Whether the optimizer at `position` steps a parameter, or a part of it."""
+        h = self.holdings[name]
+        if position is None or position not in h.positions:
+            return False
+        return not h.replica or bool(h.boxes(position))
 
     def _spread_optimizer_state(self) -> None:
         """Ranks learn which optimizer state exists of parameters that they have no part of."""
@@ -154,7 +162,7 @@ class ModelState:
             self.optimizer_state.adopt(described)
             return
         position = self.ranks.index(self.world.rank)
-        others = [n for n in self.model.parameters if position not in self.holdings[n].positions]
+        others = [n for n in self.model.parameters if not self._stepped(position, n)]
         self.optimizer_state.adopt_of(others, described["state"])
 
     def described_optimizer(self, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +171,7 @@ class ModelState:
         if self._held_everywhere():
             return dict(own)
         position = self.ranks.index(self.world.rank) if self.world.rank in self.ranks else None
-        held = {n: x for n, x in own["state"].items() if position in self.holdings[n].positions}
+        held = {n: x for n, x in own["state"].items() if self._stepped(position, n)}
         everyone = self.world.everyone
         groups = everyone.broadcast_json(own["groups"], self.ranks[0])
         state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}

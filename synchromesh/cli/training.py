@@ -334,6 +334,7 @@ class _Report:
             "batch_sizes": [change.to_dict() for change in result.batch_sizes],
             "synchronisation": result.plan.synchronisation,
             "sent_bytes_per_step": list(result.sent_bytes_per_step),
+            "staleness": result.staleness, "updates": result.updates,
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:

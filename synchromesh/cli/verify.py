@@ -95,6 +95,11 @@ def _text(target: str, document: dict[str, Any]) -> str:
         lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
     for name, key in BYTES:
         lines.append(f"  {name} per rank  {', '.join(f'{n:,}' for n in document[key])}")
+    if stale := document["staleness"]:
+        lines.append(
+            f"  updates between what a gradient was computed on and its own  "
+            f"{stale['mean']:.1f} on average, {stale['max']} at most"
+        )
     norms = document["batch_norm"]
     lines.append(f"  dropout is set to zero in both, batch norm is {norms}")
     lines.append("passed" if document["passed"] else "FAILED")

@@ -113,7 +113,7 @@ class GradientSeconds:
 
     def _send(self, number: int) -> None:
         bucket = self.gradients.buckets[number]
-        ranks, scattered = gradient_pattern(bucket[0]), bucket[0].parted
+        ranks, scattered = gradient_pattern(bucket[0]), bucket[0].scattered
         kind: CollectiveKind = "reduce_scatter" if scattered else "all_reduce"
         if scattered:
             seconds = shard_seconds(kind, bucket, self.profile)
@@ -152,7 +152,7 @@ class ScatteredBytes:
 
     def add(self, holding: Holding) -> None:
         """A gradient goes into its bucket."""
-        if holding.parted:
+        if holding.scattered:
             self.open(holding)
         name = holding.tensor.name
         self._carry_out(self._sending.fill(self.gradients.bucket_of[name], name))
@@ -164,7 +164,7 @@ class ScatteredBytes:
     def _carry_out(self, events: Iterable[BucketEvent]) -> None:
         for event in events:
             bucket = self.gradients.buckets[event.bucket]
-            if not bucket[0].parted:
+            if not bucket[0].scattered:
                 continue  # summed in place, in memory that is always there
             if event.verb == "send":  # what is sent, and parts of all ranks
                 came = sum(len(h.sharing(h.positions[0])) * h.kept_bytes for h in bucket)

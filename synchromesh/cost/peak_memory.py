@@ -28,6 +28,8 @@ from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, Scattere
 from synchromesh.cost.planned_step import (
     ComputeShare,
     PlannedStep,
+    bytes_apart,
+    exchanged_bytes,
     measured,
     sharded_bytes,
     walked,
@@ -92,10 +94,11 @@ def peak_memory(
 ) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = planned.held(position)
-    buckets = [h for h in held if h.summed and not h.parted]  # there from the first step on
+    buckets = [h for h in held if h.summed and not h.scattered]  # there from the first step on
     resident = dict(held_bytes(held, profile.state_factor, buckets))
-    if planned.plan.sync.outer_step:  # where it begins, and its momentum
-        resident["states"] += 2.0 * sum(h.kept_bytes for h in held if h.alone)
+    copies, states = bytes_apart(held, planned.plan.sync, profile.state_factor)
+    resident["parameters"] += copies
+    resident["states"] += states
     walk = _MemoryWalk(planned, profile, position, pieces)
     walk.run()
     moments = (walk.alive.of_highest, _update(held, profile))
@@ -110,11 +113,11 @@ def peak_memory(
 
 
 def _update(held: list[Holding], profile: Profile) -> Kinds:
-    """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
-    own."""
+    """Bytes while the optimizer steps, besides resident ones: gradients in no bucket, its own."""
     trained = [h for h in held if h.tensor.trainable]
     sizes = [h.kept_bytes for h in trained]
-    alone = sum(h.kept_bytes for h in trained if not h.summed or h.parted)
+    alone = exchanged_bytes(held)
+    alone += sum(h.kept_bytes for h in trained if not h.summed or h.scattered)
     own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
     return {"gradients": alone, "states": own}
 
@@ -360,7 +363,7 @@ class _MemoryWalk:
         if local.layout.recompute:
             alive.meanwhile(memory.forward(rows))
         for holding in trained:
-            if holding.parted and holding.tensor.name in complete:
+            if holding.scattered and holding.tensor.name in complete:
                 self.scattered.open(holding)  # filled while the component is at work
         alive.meanwhile(working)
         for message, e in brought:  # autograd's caller holds them until it returns

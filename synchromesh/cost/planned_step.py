@@ -31,6 +31,7 @@ from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Compute, Pattern, Profile
 from synchromesh.values.schedule import Action, Schedule, pipeline, taking_turns
 from synchromesh.values.sharding import Gathering
+from synchromesh.values.synchronisation import Synchronisation
 from synchromesh.values.traffic import Collective
 
 
@@ -239,9 +240,35 @@ def sharded_bytes(held: Sequence[Holding]) -> int:
     return sum(h.parts * h.kept_bytes for h in held)
 
 
-def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
-    """Seconds of a step, on average, for the means of workers that train alone."""
-    if not planned.plan.sync.steps:
+def bytes_apart(
+    held: Sequence[Holding], sync: Synchronisation, state_factor: float
+) -> tuple[float, float]:
+    """Bytes of parameters and of states that a worker has of its own, besides what is kept: what
+    it computes with where servers keep that, with the states of its own steps; where an outer step
+    begins, and its momentum."""
+    replicas = float(sum(h.local_bytes for h in held if h.replica))
+    outer = 2.0 * sum(h.kept_bytes for h in held if h.alone) * sync.outer_step
+    return replicas, outer + state_factor * replicas * sync.steps_itself
+
+
+def exchanged_bytes(held: Sequence[Holding]) -> float:
+    """Bytes of what a replica's step has made, and of a vector for each server, there and back."""
+    its = (h for h in held if h.replica)
+    return float(sum((2 * h.parts + 2) * h.kept_bytes + h.local_bytes for h in its))
+
+
+def exchange_seconds(planned: PlannedStep, profile: Profile) -> float:
+    """Seconds of a step, on average, for what workers that step alone send: means of parameters,
+    or gradients to servers and parameters back."""
+    sync = planned.plan.sync
+    if sync.asynchronous:
+        stages: dict[range, list[Holding]] = {}
+        for h in (h for h in planned.holdings.values() if h.replica):
+            stages.setdefault(h.layout.positions, []).append(h)
+        return max(
+            (_served_seconds(held, planned, profile) for held in stages.values()), default=0
+        )
+    if not sync.steps:
         return 0.0
     seconds: dict[range, float] = {}  # by stage, whose ranks do it at once
     for bucket in averaged(planned.holdings.values()):
@@ -250,7 +277,18 @@ def mean_seconds(planned: PlannedStep, profile: Profile) -> float:
         copied = 2 * profile.copy_byte * size  # to where it is sent, and back
         taken = collective_seconds("all_reduce", ranks, size, profile) + copied
         seconds[layout.positions] = seconds.get(layout.positions, 0.0) + taken
-    return max(seconds.values(), default=0.0) / planned.plan.sync.steps
+    return max(seconds.values(), default=0.0) / sync.steps
+
+
+def _served_seconds(held: Sequence[Holding], planned: PlannedStep, profile: Profile) -> float:
+    """Of a push and a fetch by all workers of a stage, which its busiest link carries."""
+    layout, sync = held[0].layout, planned.plan.sync
+    ranks = Pattern(layout.data, layout.tensor)
+    payload, size = ranks.size * sum(h.kept_bytes for h in held), sum(h.local_bytes for h in held)
+    push = collective_seconds("reduce_scatter", ranks, payload, profile)
+    fetch = collective_seconds("all_gather", ranks, payload, profile)
+    copied = profile.copy_byte * size
+    return (push + copied) / sync.push + (fetch + copied) / sync.fetch
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

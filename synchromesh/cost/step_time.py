@@ -22,8 +22,8 @@ from synchromesh.cost.planned_step import (
     PlannedStep,
     Transmit,
     collective_seconds,
+    exchange_seconds,
     gradient_pattern,
-    mean_seconds,
     measured,
     pattern,
     shard_seconds,
@@ -101,7 +101,7 @@ def _walk(
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
-    means = mean_seconds(planned, profile)
+    means = exchange_seconds(planned, profile)
     seconds = ends[last] + means + profile.calls.step + profile.host
     time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited + means,

@@ -179,10 +179,11 @@ class RowAgreement:
 
     def __init__(
         self, group: Group, ranks: tuple[int, ...], layouts: Collection[Layout], plan: Plan,
-        carries: bool = False,
+        carries: bool = False, workers: int = 0,
     ) -> None:  # fmt: skip
         """layouts: of the batch, one on the positions of each stage. carries: whether a step
-        reads what the one before has made."""
+        reads what the one before has made. workers: how many there are, where the
+        ranks are one that goes on without the others."""
         self.group, self.ranks, self.layouts = group, ranks, tuple(layouts)
         self._alone = ranks == (0,) and group.world.control is not None and not carries
         self._asked = self._usual = (0, 0)  # the last step that all met for, and that all ran
@@ -192,6 +193,7 @@ class RowAgreement:
         self.numbers: list[tuple[int, ...]] = []  # that came with each rank's rows
         self.outdated = False  # whether the model of a rank has changed
         self.refused = False  # whether the check after the forward has refused the step
+        self._workers = workers
         self._unknown = False  # whether data ranks are to have other rows than each other
 
     def __call__(
@@ -307,6 +309,8 @@ class RowAgreement:
             self._require_equal(layout, working)
         if self._unknown:
             self._require_other(self.layouts[0], working)
+        if self._workers:  # of one that goes on without the others
+            return GlobalRows((counts[0],) * self._workers, self.plan, apart=True)
         of_stages = [counts[x.first : x.positions.stop : x.tensor] for x in self.layouts]
         if len(of_stages) == 1 and self.plan.micro_batches == 1:
             return GlobalRows(of_stages[0], self.plan)

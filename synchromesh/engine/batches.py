@@ -52,10 +52,12 @@ def one_row(batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """The rows of one global batch: how many each data index of the finest layout has."""
+    """The rows of one global batch: how many each data index of the finest layout has. apart:
+    workers go on without each other, and others are taken to have as many rows as this one."""
 
     counts: tuple[int, ...]
     plan: Plan
+    apart: bool = False
     _ranges: dict[int, Ranges] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -82,6 +84,9 @@ class GlobalRows:
             return (self,)
         data = len(self.counts)
         cuts = self.plan.micro_rows(self.total)
+        if self.apart:
+            sizes = (b - a for a, b in self.plan.micro_rows(self.counts[0]))
+            return tuple(GlobalRows((n,) * data, self.plan, True) for n in sizes)
         return tuple(GlobalRows.of(b - a, data, self.plan) for a, b in cuts)
 
     def micro(self, parts: int) -> tuple["GlobalRows", ...]:

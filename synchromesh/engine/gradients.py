@@ -21,6 +21,7 @@ from synchromesh.programs.communicator import Finish
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout import stages_of
 from synchromesh.values.placement import REPLICATED, Placement
 from synchromesh.values.traffic import served_bytes
@@ -44,6 +45,20 @@ class Summed:
     stages: tuple[int, ...] = (0,)
     most_bytes: int | None = None
     servers: int = 0
+
+    @classmethod
+    def of(
+        cls, holding: Holding, parameter: nn.Parameter, whole: nn.Parameter | None, group: Group,
+        stages: tuple[int, ...],
+    ) -> "Summed":  # fmt: skip
+        """Of a parameter that lies so."""
+        if not holding.scattered:
+            return cls(parameter, group, stages=stages, most_bytes=holding.local_bytes)
+        servers = holding.parts if holding.servers else 0
+        return cls(
+            parameter, group, whole, holding.part_placement, holding.each_backward, stages,
+            holding.local_bytes, servers,
+        )  # fmt: skip
 
     @property
     def leaf(self) -> nn.Parameter:

@@ -41,8 +41,7 @@ class PlanGroups:
         self.workers = workers(layouts) if any(h.alone for h in holdings) else ()
         self.worker = self._group(self.workers)
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
-        served = {frozenset(h.sharing(p) for p in h.positions) for h in holdings if h.servers}
-        self._served = {its: self._group(its, "servers") for its in sorted(served, key=sorted)}
+        self._served = {its: self._group(its, "servers") for its in _served(holdings)}
         for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
 
@@ -64,14 +63,18 @@ class PlanGroups:
 
     def sum_group(self, holding: Holding) -> Group:
         """The ranks over which this rank sums the gradient of a tensor that it holds."""
-        if holding.servers:
-            return self._served[frozenset(holding.sharing(p) for p in holding.positions)]
         if holding.alone:
             mesh = holding.layout.mesh
             return self._tensor[mesh] if holding.partial_gradient else self.alone
+        if holding.servers:
+            return self.served_group(holding)
         if holding.partial_gradient:
             return self._partial[tuple(holding.positions)]
         return self._data[holding.layout.mesh]
+
+    def served_group(self, holding: Holding) -> Group:
+        """The ranks that push gradients of what this rank holds to the first of them."""
+        return self._served[frozenset(holding.sharing(p) for p in holding.positions)]
 
 
 def workers(layouts: Iterable[Layout]) -> tuple[Positions, ...]:
@@ -81,6 +84,12 @@ def workers(layouts: Iterable[Layout]) -> tuple[Positions, ...]:
         for position in mesh.positions:
             found.setdefault(mesh.data_index(position), set()).add(position)
     return tuple(tuple(sorted(found[index])) for index in sorted(found))
+
+
+def _served(holdings: Collection[Holding]) -> list[frozenset[Positions]]:
+    """The groups of those that push gradients to the first of them."""
+    sharing = {frozenset(h.sharing(p) for p in h.positions) for h in holdings if h.servers}
+    return sorted(sharing, key=sorted)
 
 
 def _scattered(holdings: Collection[Holding]) -> set[Positions]:

@@ -195,6 +195,19 @@ def _gradients(local: LocalComponent, ranks: Pattern) -> Iterator[Demand]:
         yield "reduce_scatter", ranks, min(bytes_, GRADIENT_BYTES)
 
 
+def served(partition: Partition, plan: Plan) -> Iterator[Demand]:
+    """What servers receive and send is priced by (`cost.planned_step.shard_seconds`)."""
+    servers = plan.sync.servers
+    for local in partition.components if servers else ():
+        size = sum(p.bytes for p in local.component.parameters if p.trainable)
+        layout = local.layout
+        for ranks in {Pattern(layout.data, layout.tensor), Pattern(layout.devices)}:
+            if size and ranks.size > 1:
+                payload = size * ranks.size // min(servers, ranks.size)
+                yield "all_gather", ranks, payload
+                yield "reduce_scatter", ranks, payload
+
+
 def scattering(partition: Partition) -> set[Pattern]:
     """The groups that scatter gradients, which have ways of their own to do it."""
     layouts = {local.layout for local in partition.components}

@@ -7,7 +7,7 @@ from synchromesh.planner.candidate import Candidate, price
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import decide, survey
 from synchromesh.planner.decision.memory import misfit
-from synchromesh.planner.problem import Facts
+from synchromesh.planner.problem import Facts, served
 from synchromesh.planner.stages.cuts import cut_plan, measured_work, unstaged
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -57,7 +57,10 @@ class PlanningSession:
     def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
         """`known` with the facts of a plan whose cuts are settled."""
         ranks, partition = self.problem.ranks(plan), self.partitions.partition(plan)
-        return self.facts.profile([partition], known, ranks, micro_batches=(micro_batches,))
+        return self.facts.profile(
+            [partition], known, ranks, besides=served(partition, plan),
+            micro_batches=(micro_batches,),
+        )  # fmt: skip
 
     def priced(
         self, plan: Plan, known: Profile | None, walk: Walk = step_time

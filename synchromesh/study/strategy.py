@@ -6,6 +6,8 @@
     hybrid           the best mixture of these that is the same for every component, by the planner
     auto             the planner's plan, which may change while training runs
     server           all sum gradients at the first one, which sends the parameters back
+    downpour, ssp,   workers that go on without each other, and a server that steps by each one's
+    shat             gradient when it comes, which is not what one device computes
     local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
                      what one device computes
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
@@ -20,6 +22,9 @@ from synchromesh.values.plan import Plan
 
 WORKERS = {
     "server": "data; @synchronisation=server:1",
+    "downpour": "data; @synchronisation=downpour:1",
+    "ssp": "data; @synchronisation=ssp:1,stale=3",
+    "shat": "data; @synchronisation=shat:1",
     "local": "data; @synchronisation=local:8",
     "diloco": "data; @synchronisation=diloco:50",
 }

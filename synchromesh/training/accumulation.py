@@ -23,7 +23,6 @@ from synchromesh.engine.optimizer import clip_norm
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.program import RankOutputs
 from synchromesh.programs.communicator import Finish
-from synchromesh.programs.model import Model
 from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
@@ -90,7 +89,7 @@ class Accumulation:
             )
 
     def require_rows(self, rows: GlobalRows) -> None:
-        if rows.total == 0:
+        if rows.total == 0 and not rows.apart:
             raise ValueError(
                 "a step needs at least one row, but every rank's batch is empty (0 rows)"
             )
@@ -103,12 +102,11 @@ class Accumulation:
                 "none of them the last): call backward(batch) before"
             )
 
-    def clip(self, copies: Sequence[tuple[nn.Parameter, float]], max_norm: float) -> Tensor:
-        """As of the trainer. copies: how many ranks have an equal shard of each parameter."""
+    def clip(self, max_norm: float) -> Tensor:
+        """As of the trainer."""
         self.require_last("clip")
-        norm = clip_norm(
-            copies, self._execution.workers.norm_group(self._world.everyone), max_norm
-        )
+        group = self._execution.workers.group(self._world.everyone)
+        norm = clip_norm(self._execution.workers.copies(), group, max_norm)
         self._changed = self._changes()
         return norm
 
@@ -124,7 +122,7 @@ class Accumulation:
         )
 
     def _changes(self) -> int:
-        gradients = (p.grad for p in self._execution.model.parameters.values())
+        gradients = (p.grad for p in self._execution.workers.leaves.values())
         return sum(g._version for g in gradients if g is not None)
 
     def add(self, batch: Any, rows: GlobalRows, call: BackwardCall, steps: int) -> Tensor:
@@ -164,6 +162,8 @@ class Accumulation:
 
     def _end(self) -> None:
         """Gradients are summed over the ranks. ValueError where there are none, or no weight."""
+        if not self.rows:  # of a worker that goes on without the others, who may have some
+            return self._execution.sync.abandon()
         if not self._sums[LossSum.GRADIENT]:
             raise ValueError(
                 "the loss depends on no parameter that is trained, so that a step would "
@@ -176,23 +176,23 @@ class Accumulation:
                 "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
                 "mean is not defined: leave such a batch out"
             )
-        if alone := self._execution.workers.every:
+        if alone := self._execution.workers.alone:
             weight = self._own_weight
         scale = None if weight in (0.0, self._unit) else self._unit / weight
         self._execution.sync.finish(scale)
         if alone and not weight:  # a worker without rows makes no step
-            forget_gradients(self._execution.model)
+            self._execution.workers.forget_gradients()
         self._execution.noise.finish(scale or 1.0)
 
     def _shared(self, value: Tensor, share: float) -> Tensor:
         """Adds this call's gradients to those of the calls before; returns the loss so far."""
-        for p in self._execution.model.parameters.values():
+        for p in self._execution.workers.leaves.values():
             if p.grad is not None:
                 before = self._shares.get(p)
                 own = share * p.grad if before is None else before.add_(p.grad, alpha=share)
                 self._shares[p] = own
         total = self._value = share * value + self._value
-        forget_gradients(self._execution.model)
+        self._execution.workers.forget_gradients()
         if self.summed:
             for p, gradient in self._shares.items():
                 p.grad = gradient
@@ -251,8 +251,8 @@ class Accumulation:
         def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
             execution.noise.block(micro[action.micro_batch].rows)
             if last:
-                parameters = execution.model.parameters
-                execution.sync.complete([parameters[n] for n in complete.get(action, ())])
+                leaves = execution.workers.leaves
+                execution.sync.complete([leaves[n] for n in complete.get(action, ())])
             return self._seeds(results, alone)
 
         walk.train(
@@ -274,7 +274,7 @@ class Accumulation:
         self._add_sums(result, sums, weighted)
         if any(value.requires_grad for value in result.outputs):
             sums[LossSum.GRADIENT].fill_(1)
-        alone = alone and not self._execution.workers.every
+        alone = alone and not self._execution.workers.alone
         if weighted and result.outputs[1].requires_grad and not alone:
             sums[LossSum.COUPLED].fill_(1)
 
@@ -287,9 +287,9 @@ class Accumulation:
         sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
 
     def _send(self, sums: Tensor) -> None:
-        active, everyone = self._execution.active, self._world.everyone
-        workers, alone = self._execution.workers, self._execution.workers.every > 0
-        total = sums if self._world.size == 1 else active.agree.exchanged(_of_loss(sums))
+        active, workers = self._execution.active, self._execution.workers
+        everyone, alone = workers.loss_group(self._world.everyone), workers.alone
+        total = sums if everyone.size == 1 else active.agree_step.exchanged(_of_loss(sums))
         if total is not None and len(total) == len(sums):
             self._totals.append((total, None))
             self._own.append(total)
@@ -319,7 +319,7 @@ class Accumulation:
             weight = (1.0 if weighted else result.rows) / self._unit if result.rows else 0.0
             value = result.outputs[0]
             seeds.append((value, torch.full_like(value, weight)))
-            alone = alone and not self._execution.workers.every  # who would divide by others' W
+            alone = alone and not self._execution.workers.alone  # who would divide by others' W
             if weighted and result.outputs[1].requires_grad and alone:
                 of = result.outputs[1]
                 seeds.append((of, (-self._loss() * weight).to(of.dtype)))
@@ -335,7 +335,7 @@ class Accumulation:
             for total, _ in self._totals[1:]:
                 value = value + _of_loss(total)
             self._sums = value.tolist()
-            if self._execution.workers.every:
+            if self._execution.workers.alone:
                 self._own_weight = sum(float(sums[LossSum.WEIGHT]) for sums in self._own)
             loss = value[LossSum.VALUE] / value[LossSum.WEIGHT]
         if self._sums[LossSum.COUPLED]:
@@ -360,12 +360,3 @@ def _unit(weighted: bool, targets: int, rows: int) -> float:
     if weighted:
         return float(rows * targets) if targets else 1.0
     return float(rows)
-
-
-def forget_gradients(model: Model) -> None:
-    """Lets go of the gradients of the last step: when the next one begins, not when it ends.
-
-    At the end of a step they lie on top of the heap, and glibc hands them back to the system
-    and gets them anew, page by page, in every step: 7 % of ResNet-18's time on one CPU rank."""
-    for parameter in model.parameters.values():
-        parameter.grad = None

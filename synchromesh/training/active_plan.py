@@ -54,6 +54,7 @@ class ActivePlan:
     layouts: Mapping[str, Layout]  # of each component of the training step
     holdings: Mapping[str, Holding]  # where the model's tensors lie
     agree: RowAgreement
+    agree_step: RowAgreement  # in training
     fingerprint: int
 
     @property
@@ -121,13 +122,14 @@ class PlanCheck:
         there is one. ValueError, on all ranks, where it does not fit."""
         rows, ranks = self._planning.rows, plan.devices(self._world.size)
         plan.check_rows(rows)
-        if plan.sync.steps and self._synchronised:
+        if plan.sync.alone and self._synchronised:
             raise ValueError(
                 f"plan {str(plan)!r}: batch norm cannot be synchronised over workers that train "
                 "alone: leave sync_batch_norm or @synchronisation out"
             )
         refuse_parts(step, plan.micro_batches)
         refuse_untraced(step, plan)
+        self._refuse_asynchronous(plan, step, len(ranks))
         stated = self._stated(plan, step)
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
@@ -146,8 +148,31 @@ class PlanCheck:
         groups = PlanGroups(self._world, ranks, layouts, placed.values(), undivided)
         everyone, leaves = self._world.everyone, made.leaf_layouts.values()
         agree = RowAgreement(everyone, ranks, leaves, plan, self._carries)
+        stepping = _of_worker(groups, leaves, plan) if plan.sync.asynchronous else agree
         of_components = dict(zip(step.chain.names, layouts, strict=True))
-        return ActivePlan(plan, step, made, groups, of_components, placed, agree, mark)
+        return ActivePlan(plan, step, made, groups, of_components, placed, agree, stepping, mark)
+
+    def _refuse_asynchronous(self, plan: Plan, step: Step, ranks: int) -> None:
+        """ValueError where workers would need each other within a step."""
+        if not plan.sync.asynchronous:
+            return
+        trained = (p for p in self._model.described.values() if p.trained)
+        number = next((p.name for p in trained if not p.shape), "")
+        idle = self._world.size - ranks
+        faults = {
+            f"{idle} ranks would be idle, who cannot follow it": idle > 0,
+            "it runs on CPUs alone so far": self._world.backend != "gloo",
+            "it cannot carry values from step to step": self._carries,
+            f"rows depend on each other ({step.coupled})": bool(step.coupling),
+            f"the model runs untraced ({step.reason})": step.opaque,
+            f"{number} is one number without dimensions, which no server keeps: give it one":
+                bool(number),
+        }  # fmt: skip
+        if why := next((text for text, found in faults.items() if found), ""):
+            raise ValueError(
+                f"plan {str(plan)!r}: workers go on without each other, and {why}; or write "
+                f"@synchronisation=server:{plan.sync.servers} or local:8"
+            )
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
         """Each component's layout as stated. ValueError: the plan names a part of one."""
@@ -191,6 +216,16 @@ class PlanCheck:
         return mark
 
 
+def _of_worker(groups: PlanGroups, leaves: Iterable[Layout], plan: Plan) -> RowAgreement:
+    """How the ranks of a worker agree on a step that others do not take with them."""
+    first, own = 0, list[Layout]()
+    for layout in sorted(leaves, key=lambda x: x.first):
+        own.append(Layout(1, layout.tensor, first=first))
+        first += layout.tensor
+    its, count = tuple(range(groups.worker.size)), len(groups.workers)
+    return RowAgreement(groups.worker, its, own, plan, workers=count)
+
+
 def checked_plan(plan: Plan | str) -> Plan:
     """The plan of a text, or `auto`. ValueError where this version cannot execute it."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
@@ -220,14 +255,14 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
         why = f"rows depend on each other ({why}), so that no block of them has its own gradient"
     if several:
         why = "losses take turns, each with a gradient of its own"
-    if plan.sync.steps:
+    if plan.sync.alone:
         why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
     return why if options.noise_scale else ""
 
 
 def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holding]) -> None:
     """ValueError where workers that train alone are not the same for all components."""
-    if not plan.sync.steps:
+    if not plan.sync.alone:
         return
     meshes = {layout.mesh for layout in layouts}
     odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)

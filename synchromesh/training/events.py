@@ -6,8 +6,10 @@ with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/decision.p
 was reconsidered, a `BatchChange` (training/batch_sizes.py) where batches have changed, and
 `Interrupted` where the run was asked to stop."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_averages import NoiseScale
@@ -119,6 +121,8 @@ class FitResult:
     noise_scale: NoiseScale | None = None  # of the gradient, where it was asked for
     batch_sizes: tuple[BatchChange, ...] = ()
     sent_bytes_per_step: tuple[int, ...] = ()  # by each rank, the mean of the steps of this call
+    staleness: Mapping[str, Any] | None = None  # of an asynchronous plan: `Workers.staleness`
+    updates: int | None = None  # of its servers
 
 
 @dataclass(frozen=True)

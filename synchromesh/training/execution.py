@@ -177,10 +177,10 @@ class Execution:
         self.sharding = Sharding(
             units(parameters), new.groups.position, self.model.parameters, new.groups.sum_group
         )
+        self.sharding.whole |= self.workers.adopt(plan, new.holdings, new.groups)
         self.programs = self._programs(new)
         trained = {turn.optimizer: turn.trained for turn in self.losses.turns}
         self._syncs = {o: self._gradient_sync(new, names) for o, names in trained.items()}
-        self.workers.adopt(plan, new.holdings, new.groups)
         self.noise.adopt(
             users_of(new.partition.components), new.holdings, new.groups.position,
             self.model.parameters, self.sharding.whole,
@@ -188,7 +188,8 @@ class Execution:
         )  # fmt: skip
         possible = overlaps(new.step, new.partition) and new.plan.stage_count == 1
         # losses that take turns take different times, which say nothing of pieces
-        pieces = new.plan.pieces or (1 if self.losses.several else None)
+        untried = self.losses.several or plan.sync.asynchronous
+        pieces = new.plan.pieces or (1 if untried else None)
         self.pieces = PieceCount(self.world.everyone, possible, pieces)
         self._earlier.append(new)
         self._active = new
@@ -228,15 +229,12 @@ class Execution:
     def _summed(self, active: ActivePlan, trained: Container[str] | None) -> list[Summed]:
         summed = []
         for name, stages in users_of(active.partition.components).items():
-            holding, whole = active.holdings[name], self.sharding.whole.get(name)
+            holding, leaf = active.holdings[name], self.workers.leaves[name]
             here = active.groups.position in holding.positions
             if not here or (trained is not None and name not in trained):
                 continue
-            summed.append(Summed(
-                self.model.parameters[name], active.groups.sum_group(holding), whole,
-                holding.part_placement, holding.each_backward, stages, holding.local_bytes,
-                holding.parts if holding.servers else 0,
-            ))  # fmt: skip
+            whole, group = self.sharding.whole.get(name), active.groups.sum_group(holding)
+            summed.append(Summed.of(holding, leaf, whole, group, stages))
         return summed
 
     def abandon(self) -> None:
@@ -394,6 +392,7 @@ class Execution:
     def close(self) -> None:
         """Ends hooks and programs; the groups are the world's."""
         self._close_syncs()
+        self.workers.close()
         self.sharding = Sharding()
         if self._active is not None:
             self.programs = self._programs(self._active)

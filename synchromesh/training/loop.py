@@ -16,6 +16,7 @@ from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
+from synchromesh.engine.batches import row_count
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
@@ -218,7 +219,7 @@ class _Loop:
         began = time.monotonic()
         while not self.stopped and self._more():
             self._epoch()
-        if trainer.plan.sync.steps:
+        if trainer.plan.sync.alone:
             trainer.buffers()  # settles them, and parameters
         result = self._result(time.monotonic() - began)
         self.emit(events.Finished(trainer, result))
@@ -294,7 +295,9 @@ class _Loop:
         self.stop.ask()
         began, events = time.perf_counter(), trainer.adaptation.events
         sent = trainer.world.ledger.sent
-        self.unread.append(trainer.step(batch))
+        loss = trainer.step(batch)
+        if not trainer.plan.sync.asynchronous or row_count(batch):
+            self.unread.append(loss)
         seconds = time.perf_counter() - began
         self.sent += trainer.world.ledger.sent - sent
         warm_up = RunResult.WARM_UP_STEPS
@@ -312,9 +315,10 @@ class _Loop:
         began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
         self.aside += time.monotonic() - began
-        self.stopped = self.stop.answer()
+        saves = bool(every) and step % (every or 1) == 0
+        self.stopped = self.stop.answer(saves or self.loader.last)
         # the end of an epoch has a checkpoint of its own
-        if every and step % every == 0 and not self.loader.last and not self.stopped:
+        if saves and not self.loader.last and not self.stopped:
             self._save(f"step-{step}")
 
     def _read(self, epoch: int) -> None:
@@ -335,10 +339,7 @@ class _Loop:
             )  # fmt: skip
             means = self.trainer.evaluate(loader, w.metric)
             metrics = {name: float(value) for name, value in means.items()}
-        if losses:
-            loss: float | None = sum(losses) / len(losses)
-        else:
-            loss = None if self.ended is None else self.ended.loss
+        loss = self._mean(losses)
         steps = self.trainer.steps
         self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
         self.emit(self.ended)
@@ -349,6 +350,15 @@ class _Loop:
             self._save("best")
         elif self.since == self.patience:
             self.trainer.options.say(f"training ends: {self.since} epochs brought no better one")
+
+    def _mean(self, losses: list[float]) -> float | None:
+        """Of a part of an epoch, over all workers where they go on without each other."""
+        sums = [[sum(losses), len(losses)]]
+        if self.trainer.plan.sync.asynchronous:
+            sums = self.trainer.world.everyone.all_gather_json(sums[0])
+        total, count = map(sum, zip(*sums, strict=True))
+        before = None if self.ended is None else self.ended.loss
+        return float(total) / count if count else before
 
     def _save(self, name: str) -> None:
         """A checkpoint; where it cannot be written, training goes on and the next one may do."""
@@ -384,4 +394,5 @@ class _Loop:
             self.saved, self.stopped, trainer.noise_scale,
             () if (sizes := trainer.adaptation.batches) is None else tuple(sizes.changes),
             tuple(trainer.gather_numbers(self.sent // max(1, len(self.losses)))),
+            trainer.workers.staleness(), trainer.workers.updates(),
         )  # fmt: skip

@@ -51,7 +51,13 @@ class Stop:
     def ask(self) -> None:
         self.trainer.stop_request = 2 * self.received + int(self._requested())
 
-    def answer(self) -> str:
-        """A signal's name that some rank had received before `ask`, or REQUEST; empty: go on."""
-        number, requested = divmod(self.trainer.agreed_stop_request, 2)
+    def answer(self, together: bool = True) -> str:
+        """A signal's name that some rank had received before `ask`, or REQUEST; empty: go on.
+        together: all workers are at this step; those that go on without each other stop there."""
+        trainer, agreed = self.trainer, self.trainer.agreed_stop_request
+        if trainer.plan.sync.asynchronous:  # a step is one worker's
+            if not together:
+                return ""
+            agreed = max(trainer.gather_numbers(trainer.stop_request))
+        number, requested = divmod(agreed, 2)
         return signal.Signals(number).name if number else REQUEST if requested else ""

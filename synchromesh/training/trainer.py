@@ -36,7 +36,7 @@ from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
-from synchromesh.training.accumulation import Accumulation, BackwardCall, forget_gradients
+from synchromesh.training.accumulation import Accumulation, BackwardCall
 from synchromesh.training.active_plan import Options, checked_plan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.batch_sizes import BatchChange
@@ -69,7 +69,7 @@ class Trainer:
         planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
-        self.reports = execution.reports
+        self.reports, self.workers = execution.reports, execution.workers
         self._accumulation = Accumulation(self._execution)
         self.adaptation = Adaptation(self._execution, self.switch)
 
@@ -187,7 +187,7 @@ class Trainer:
         outdated = execution.outdated()
         marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
-        agree = execution.active.agree
+        agree = execution.active.agree_step
         numbers = self.stop_request, *self.adaptation.cost, *execution.noise.take()
         at_once = call.micro_batches == self.plan.micro_batches == 1
         unknown = self._loaders.unknown(self.steps)
@@ -200,11 +200,11 @@ class Trainer:
             self._accumulation.require_none(
                 "freezing or releasing parameters, or changing modes, masks or numbers it reads,"
             )
-            forget_gradients(self.model)
+            self.workers.forget_gradients()
             execution.follow_changes()
         self._accumulation.require_rows(rows)
         if not self._accumulation.calls:
-            forget_gradients(self.model)
+            self.workers.forget_gradients()
         if self._loaders.begins:
             execution.carry.forget()
             self._loaders.begins = False
@@ -228,7 +228,7 @@ class Trainer:
 
     def _forget_accumulation(self) -> None:
         self._execution.abandon()
-        forget_gradients(self.model)
+        self.workers.forget_gradients()
         self._accumulation = Accumulation(self._execution)
 
     def forget_carry(self) -> None:
@@ -237,18 +237,18 @@ class Trainer:
 
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients to a global norm of at most `max_norm`; returns it before (0-d)."""
-        return self._accumulation.clip(self.state.copies(), max_norm)
+        return self._accumulation.clip(max_norm)
 
     def update(self) -> None:
         """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
         self._accumulation.warn_of_parts(self.steps)
-        self._execution.losses.now.optimizer.step()
+        self.workers.step(self._execution.losses.now.optimizer)
         if self.scheduler is not None:
             learning_rate.advance(self.scheduler, self._accumulation.rows)
         self.steps += 1
         self.steps_to_come -= self.steps_to_come > 1
-        self._execution.workers.updated(self.steps)
+        self.workers.updated(self.steps)
         self._accumulation = Accumulation(self._execution)
         self.planning.memory.relieve(self.steps)
 
@@ -259,7 +259,7 @@ class Trainer:
         a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry)."""
         self._check_method(EVALUATE)
         if not self._accumulation.calls:
-            forget_gradients(self.model)
+            self.workers.forget_gradients()
         self._execution.settle()
         with self._loaders.evaluating(loader):
             return means(self._execution, loader, metric, self.steps, lambda: self._loaders.place)
@@ -293,7 +293,7 @@ class Trainer:
         began = time.perf_counter()
         self._check_method("switch")
         self._accumulation.require_none("switch")
-        forget_gradients(self.model)
+        self.workers.forget_gradients()
         plan = checked_plan(plan)
         if any(self.world.everyone.all_gather_json(self._execution.outdated())):
             self._execution.follow_changes()
@@ -349,7 +349,7 @@ class Trainer:
         the old one."""
         self._check_method("save")
         self._accumulation.require_none("save")
-        forget_gradients(self.model)
+        self.workers.forget_gradients()
         self._execution.settle(states=True)
         everyone, path = self.world.everyone, Path(path)
         cursors = self._loaders.places()

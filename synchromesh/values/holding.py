@@ -71,13 +71,23 @@ class Holding:
     @cached_property
     def parted(self) -> bool:
         """Whether a position keeps one of these parts or nothing, not all it computes with."""
-        return self.parts > 1 or (self.servers > 0 and len(self.sharing(self.positions[0])) > 1)
+        return self.parts > 1 or self.replica or (self.servers > 0 and self.summed)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether its gradient is summed in parts, by those who keep them."""
+        return self.parted and not self.replica
+
+    @property
+    def replica(self) -> bool:
+        """Whether each worker computes with a copy of its own of what servers keep."""
+        return self.alone and self.servers > 0
 
     def sharing(self, position: int) -> tuple[int, ...]:
         """The positions that could keep a part of what `position` computes with, in order: the
         first of them do where there are servers. Of what all tensor ranks of a worker that steps
         alone compute with, one column's."""
-        if not (self.alone and self.servers):
+        if not self.replica:
             return self.gradient_positions(position)
         of = position if self.placement.sharded else self.positions[0]
         return tuple(self.layout.data_positions(of))
@@ -144,15 +154,22 @@ class Holding:
         index = self.layout.tensor_index(position)
         return self.placement.local_shape(self.tensor.shape, self.layout.tensor, index)
 
+    def computed_bytes_at(self, position: int) -> int:
+        """Bytes of what a position that holds it computes with."""
+        return replace(self.tensor, shape=self.local_shape_at(position)).bytes
+
     def bytes_at(self, position: int) -> int:
         """Bytes of what `position` keeps."""
         volumes = (prod(b - a for a, b in box) for box in self.boxes(position))
         return replace(self.tensor, shape=(sum(volumes),)).bytes
 
+    def part_entries_at(self, position: int) -> int:
+        """Of the largest part of what a position computes with, which all send alike."""
+        return prod(self.part_placement.local_shape(self.local_shape_at(position), self.parts))
+
     def part_bytes_at(self, position: int) -> int:
-        """Bytes of the largest part of what a position computes with, which all send alike."""
-        shape = self.part_placement.local_shape(self.local_shape_at(position), self.parts)
-        return replace(self.tensor, shape=shape).bytes
+        """Bytes of these."""
+        return replace(self.tensor, shape=(self.part_entries_at(position),)).bytes
 
     @property
     def summed(self) -> bool:
@@ -162,7 +179,7 @@ class Holding:
     @property
     def averaged(self) -> bool:
         """Whether several positions that trained alone take the mean of it."""
-        return self.alone and not self.servers and self.layout.data > 1
+        return self.alone and not self.replica and self.layout.data > 1
 
     def gradient_positions(self, position: int) -> tuple[int, ...]:
         """Positions over which its gradient is summed, of which `position` is one."""
@@ -177,7 +194,7 @@ class Holding:
     def copies(self) -> int:
         """How many positions keep an equal copy of what one position keeps, those that train
         alone left out."""
-        if self.alone and self.servers:
+        if self.replica:
             return 1
         alike = self.layout.data if self.placement.sharded else len(self.positions)
         if self.alone:

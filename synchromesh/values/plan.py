@@ -360,7 +360,7 @@ class Plan(document.Document):
         """What this version of the engine does not execute yet; a sentence each."""
         staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
         sharded = any(spec.states != "none" for spec in self.specs)
-        executed = sync.exact or sync.steps
+        executed = sync.exact or sync.alone
         faults = {
             "auto is found by the planner: write it alone": self.default.name == "auto",
             "the schedule zero-bubble is not executed yet: use 1f1b":

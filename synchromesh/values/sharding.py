@@ -47,7 +47,7 @@ def units(components: Iterable[Sequence[Holding]]) -> tuple[Unit, ...]:
     for parameters in components:
         kinds: dict[object, list[Holding]] = {}
         for h in parameters:
-            if h.parted and h.tensor.name not in known:
+            if h.scattered and h.tensor.name not in known:
                 known.add(h.tensor.name)
                 kind = h.gradient_layout, h.tensor.dtype, h.states
                 kinds.setdefault(kind, []).append(h)

@@ -11,6 +11,7 @@
 What each is said to be exact by, `verify` shows."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -54,26 +55,25 @@ class Synchronisation:
         word, colon, number = head.partition(":")
         if word not in cls.WORDS:
             known = ", ".join(map(cls.form, cls.WORDS))
-            raise ValueError(
-                f"synchronisation {text[:60]!r} is none of {known}{near(word, cls.WORDS)}"
-            )
+            hint = near(word, cls.WORDS)
+            raise ValueError(f"synchronisation {text[:60]!r} is none of {known}{hint}")
         wanted, allowed = cls.WORDS[word]
-        given = {wanted: number} if colon or wanted else {}
+        given = [(wanted, number)] if colon or wanted else []
         for option in options:
             key, _, value = (part.strip() for part in option.partition("="))
-            if key not in allowed or key in given:
-                raise ValueError(f"synchronisation {text[:60]!r} should read {cls.form(word)}")
-            given[key] = value
-        if any(not re.fullmatch("[1-9][0-9]{0,5}", n) for n in given.values()) or "" in given:
-            raise ValueError(
-                f"synchronisation {text[:60]!r} should read {cls.form(word)}, with whole numbers "
-                "from 1 to 999999"
-            )
-        if missing := [key for key in allowed if key == "stale" and key not in given]:
-            raise ValueError(
-                f"synchronisation {text[:60]!r} lacks {missing[0]}=: {cls.form(word)}"
-            )
-        return cls(word, **{key: int(n) for key, n in given.items()})
+            given.append((key, value))
+        if fault := cls._fault(wanted, allowed, given):
+            raise ValueError(f"synchronisation {text[:60]!r} {fault}: write {cls.form(word)}")
+        return cls(word, **{key: int(n) for key, n in given})
+
+    @staticmethod
+    def _fault(wanted: str, allowed: Sequence[str], given: Sequence[tuple[str, str]]) -> str:
+        keys = [key for key, _ in given]
+        if len({*keys}) < len(keys) or not {*keys} <= {wanted, *allowed} - {""}:
+            return "has what it does not take, or one thing twice"
+        if any(not re.fullmatch("[1-9][0-9]{0,5}", number) for _, number in given):
+            return "needs whole numbers from 1 to 999999"
+        return "lacks stale=" if "stale" in allowed and "stale" not in keys else ""
 
     @classmethod
     def form(cls, word: str) -> str:
@@ -92,6 +92,11 @@ class Synchronisation:
     def alone(self) -> bool:
         """Whether a worker steps by its own gradient."""
         return self.steps > 0 or self.asynchronous
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether a worker steps what it computes with between two fetches, besides servers."""
+        return self.word in ("ssp", "shat") or self.fetch > 1
 
     @property
     def outer_step(self) -> bool:

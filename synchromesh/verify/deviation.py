@@ -134,6 +134,11 @@ class Deviations:
         expected = torch.tensor(reference, dtype=torch.float64)
         self._deviations["loss"].add(value.cpu(), expected, noise, step=step)
 
+    def compare(self, kind: str, value: Tensor, computed: Computed, name: str, step: int) -> None:
+        """Compares a whole tensor, on this rank alone."""
+        expected, noise = computed.values[kind][name], computed.floors[kind][name]
+        self._deviations[kind].add(value.flatten(), expected.flatten(), noise, name, step)
+
     def shards(
         self, kind: str, local: Mapping[str, Tensor], computed: Computed | None, step: int,
         of: Collection[int] | None = None,

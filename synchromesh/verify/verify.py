@@ -19,15 +19,17 @@ from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
 from synchromesh.values.plan import Plan
+from synchromesh.values.synchronisation import Synchronisation
 from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import computed
+from synchromesh.verify.replay import OrderReplay
 from synchromesh.verify.workers import Workers
 from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-ORACLES = "one device", "simulated workers"
 ALONE = "workers train alone for {} steps, then take the mean of their parameters{}"
 OUTER = ", by which an outer optimizer steps"
+ASYNCHRONOUS = "servers step by a worker's gradient when it comes, computed on older parameters"
 
 
 def without_dropout(model: nn.Module) -> int:
@@ -96,7 +98,7 @@ def verify(
     try:
         trainer = prepare(
             model, optimizer, workload.loss, example, plan=plan, seed=seed, autocast=autocast,
-            sync_batch_norm=not checked_plan(plan).sync.steps, carry=workload.carry, say=say,
+            sync_batch_norm=not checked_plan(plan).sync.alone, carry=workload.carry, say=say,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here
@@ -146,7 +148,8 @@ def _compare(
     autocast = trainer.options.autocast
     tolerance = TOLERANCE[dtype if autocast is None else "autocast"]
     compared = Deviations(trainer, tolerance)
-    sent = _train(trainer, reference, compared, workload, steps, DTYPES[dtype])
+    train = _replay if trainer.plan.sync.asynchronous else _train
+    sent = train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
     held = trainer.gather_numbers(parameter_bytes(trainer))
     explained = explain(
@@ -155,8 +158,10 @@ def _compare(
     )  # fmt: skip
     held_due = list(explained.parameter_bytes_per_rank)
     sent_due = list(explained.sent_bytes_per_step)
-    every = trainer.plan.sync.steps
-    exact = steps >= every and _exactly_explained(trainer, workload.batch_size)
+    sync = trainer.plan.sync
+    exact = steps >= sync.steps and _exactly_explained(trainer, workload.batch_size)
+    # it fetches as it comes, or some of its steps are to come
+    exact = exact and not (sync.stale or steps % sync.push or steps % sync.fetch)
     document = {
         "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
@@ -164,9 +169,9 @@ def _compare(
         "parameter_bytes_per_rank": held, "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
         "sent_bytes_compared": exact, "dropout_set_to_zero": dropped,
-        "batch_norm": "per row block" if every else "synchronised", "exact": not every,
-        "reason": _reason(trainer.plan),
-        "oracle": ORACLES[every > 0],
+        "batch_norm": "per row block" if sync.alone else "synchronised", "exact": sync.exact,
+        "reason": _reason(trainer.plan), "oracle": _oracle(sync),
+        "staleness": trainer.workers.staleness(), "updates": trainer.workers.updates(),
         "passed": not deviations["faults"] and held == held_due
         and (not exact or sent == sent_due),
     }  # fmt: skip
@@ -176,8 +181,17 @@ def _compare(
 
 def _reason(plan: Plan) -> str:
     """Why a plan does not compute what one device does."""
+    if plan.sync.asynchronous:
+        return ASYNCHRONOUS
     outer = OUTER if plan.sync.outer_step else ""
     return ALONE.format(plan.sync.steps, outer) if plan.sync.steps else ""
+
+
+def _oracle(sync: Synchronisation) -> str:
+    """What one process plays."""
+    if sync.exact:
+        return "one device"
+    return "replay" if sync.asynchronous else "simulated workers"
 
 
 def parameter_bytes(trainer: Trainer) -> int:
@@ -220,6 +234,29 @@ def _train(
             deviations.shards("buffer", trainer.buffers(), workers.buffers(), step)
     deviations.shards("parameter", trainer.parameters(), workers.trained(), steps)
     return trainer.gather_numbers(sent // min(counted, steps))
+
+
+def _replay(
+    trainer: Trainer, reference: nn.Module, deviations: Deviations, workload: Workload, steps: int,
+    dtype: torch.dtype,
+) -> list[int]:  # fmt: skip
+    """Trains workers that go on without each other, replays what they did in the end; the bytes
+    that each rank sent in a step on average."""
+    replay, ledger = OrderReplay(trainer, reference, workload, deviations), trainer.world.ledger
+    within = between = 0  # of the first step, whose batch is not short; of all exchanges
+    for step, batch in enumerate(global_batches(workload, steps, dtype)):
+        ledger.reset()
+        value = trainer.backward(trainer.shard(batch))
+        within += ledger.sent * (not step)
+        replay.note(batch, value)
+        ledger.reset()
+        trainer.update()
+        between += ledger.sent
+    ledger.reset()
+    trainer.workers.end()
+    sent = trainer.gather_numbers(within + (between + ledger.sent) // steps)
+    replay.compare(steps)
+    return sent
 
 
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:

@@ -109,25 +109,32 @@ class Workers:
                 p.copy_(mean)
 
     def buffers(self) -> Computed | None:
-        """Of all workers: means weighted by their rows; whole numbers are the first one's."""
-        made = [of for of in self._made if of is not None]
-        if len(self._ranks) == 1 or not made:
-            return made[0] if made else None
-        shares = [n / sum(self._rows) for n in self._rows]
-        models = [dict(worker.model.named_buffers()) for worker in self._alone]
-        values = dict(models[0])
-        for name, first in values.items():
-            if first.is_floating_point() or first.is_complex():
-                parts = [m[name] * share for m, share in zip(models, shares, strict=True)]
-                values[name] = torch.stack(parts).sum(0)
-        floors = {name: max(of.floors["buffer"][name] for of in made) for name in values}
-        return Computed({"buffer": values}, {"buffer": floors})
+        """Of all workers."""
+        return joint_buffers(self._alone, self._made, self._rows)
 
     def trained(self) -> Computed | None:
         """The parameters at the end, which are one model's."""
         if self._every and self._apart:
             self._take_mean()
         return self._alone[0].trained() if self._alone else None
+
+
+def joint_buffers(
+    workers: Sequence[SingleProcess], made: Sequence[Computed | None], rows: Sequence[int]
+) -> Computed | None:
+    """Means weighted by rows; whole numbers are the first worker's. made: of the last batch."""
+    known = [of for of in made if of is not None]
+    if len(workers) < 2 or not known:
+        return known[0] if known else None
+    shares = [n / sum(rows) for n in rows]
+    models = [dict(worker.model.named_buffers()) for worker in workers]
+    values = dict(models[0])
+    for name, first in values.items():
+        if first.is_floating_point() or first.is_complex():
+            parts = [m[name] * share for m, share in zip(models, shares, strict=True)]
+            values[name] = torch.stack(parts).sum(0)
+    floors = {name: max(of.floors["buffer"][name] for of in known) for name in values}
+    return Computed({"buffer": values}, {"buffer": floors})
 
 
 def _worker_ranks(trainer: Trainer) -> list[Sequence[int] | None]:

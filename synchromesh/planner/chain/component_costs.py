@@ -95,7 +95,7 @@ class _Gathers:
 def _gathered_bytes(h: Holding) -> int:
     """Bytes that a sharded tensor takes besides while its component is at work: what that computes
     with, where it has not stayed, and a place in a bucket for its gradient."""
-    if not h.parted:
+    if not h.scattered:
         return 0
     return h.local_bytes * ((h.states == "parameters") + h.tensor.trainable)
 
@@ -103,7 +103,7 @@ def _gathered_bytes(h: Holding) -> int:
 def _scattered(trained: Sequence[Holding], profile: Profile) -> tuple[float, float]:
     """Seconds of the reduce-scatters of its gradients: of those that backward waits for, as no
     more than so many buckets are under way, and of the others."""
-    sharded = [h for h in trained if h.parted]
+    sharded = [h for h in trained if h.scattered]
     filled = buckets.fill(
         sharded, lambda h: (gradient_pattern(h), h.tensor.dtype), lambda h: h.local_bytes
     )
@@ -120,7 +120,7 @@ def _resident(h: Holding, profile: Profile) -> float:
     """Bytes at the end of forward: sharded, what stays gathered counts, its gradient does not."""
     if not h.tensor.trainable:
         return h.kept_bytes
-    lasting = h.parted and h.states != "parameters"
+    lasting = h.scattered and h.states != "parameters"
     there = h.local_bytes if lasting else h.kept_bytes
     return (1.0 + profile.state_factor) * h.kept_bytes + there
 
@@ -129,7 +129,7 @@ def _reduced(trained: Sequence[Holding], uniform: UniformPartitions, profile: Pr
     """Seconds of the all-reduces of its gradients; small ones ride in shared buckets."""
     sizes: dict[Pattern, int] = {}
     for h in trained:
-        if not h.parted:
+        if not h.scattered:
             ranks = uniform.resized(gradient_pattern(h))
             sizes[ranks] = sizes.get(ranks, 0) + h.local_bytes
 

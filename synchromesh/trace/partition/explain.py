@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,7 +24,7 @@ from synchromesh.values.traffic import (
 
 from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
 from .moves import edge_collectives
-from .shard_traffic import ShardTraffic, shard_traffic
+from .shard_traffic import ShardTraffic, served_traffic, shard_traffic
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def explain(
     whether batch norm takes its statistics over all data ranks, as `verify` has it. Bytes on the
     edges between layouts are exact where the data degrees divide the rows."""
     ranks = plan.devices(world)
-    sync_batch_norm = sync_batch_norm and not plan.sync.steps
+    sync_batch_norm = sync_batch_norm and not plan.sync.alone
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     parameters = {p.name: p for c in step.chain.components for p in c.parameters}
@@ -141,17 +142,21 @@ class _AppliedPlan:
         return self.plan.micro_rows(self.rows)
 
     def sent_bytes(self, position: int) -> int:
-        count = TrafficCount()
+        count, seldom = TrafficCount(), Fraction()
         for kind, payload, ranks in (*self._moves(position), *self._gradients(position)):
             count.add(kind, payload, ranks)
         for s in self._shards(position):
+            if s.every > 1:
+                seldom += Fraction(s.times * s.collective.fixed_bytes, s.every)
+                continue
             count.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
         means = TrafficCount()
         for h in chain.from_iterable(averaged(self.holding.values())):
             if position in h.positions:
                 means.add("all_reduce", h.bytes_at(position), h.layout.data)
         every = self.plan.sync.steps or 1
-        return count.sent + self._message_bytes(position) + means.sent // every
+        seldom += means.sent // every
+        return int(count.sent + self._message_bytes(position) + seldom)
 
     def _moves(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
         here = [c for c in self.made.components if position in c.layout.positions]
@@ -165,10 +170,10 @@ class _AppliedPlan:
     def _gradients(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
         used = {name for c in self.made.components for name in c.parameters}
         for name, h in self.holding.items():
-            summed = h.tensor.trainable and name in used and not h.parted
+            summed = h.tensor.trainable and name in used and not h.scattered
             if summed and position in h.positions:
                 ranks = len(h.gradient_positions(position))
-                yield "all_reduce", h.bytes_at(position), ranks
+                yield "all_reduce", h.computed_bytes_at(position), ranks
 
     def _message_bytes(self, position: int) -> int:
         crossing = chain.from_iterable(crossings(self.made).values())
@@ -184,6 +189,8 @@ class _AppliedPlan:
 
     def _shards(self, position: int) -> tuple[ShardTraffic, ...]:
         count, schedule = len(self.micro_batches), self.plan.schedule
+        if self.plan.sync.asynchronous:
+            return served_traffic(self.made, self.holding, self.plan.sync, position)
         return shard_traffic(self.made, self.holding, schedule, count, position)
 
     def _block(self, collective: Collective, layout: Layout, rows: int, position: int) -> int:
@@ -206,13 +213,14 @@ class _AppliedPlan:
         for s in self._shards(first):
             if s.component == index:
                 c = s.collective
-                yield SentCollective(c.kind, c.direction, c.fixed_bytes, c.ranks, s.times)
+                of = c.kind, c.direction, c.fixed_bytes, c.ranks
+                yield SentCollective(*of, s.times, s.every)
 
     def _of_parameters(self, local: LocalComponent) -> Iterator[SentCollective]:
         """Sums of gradients and means of parameters, by number of ranks."""
         summed: Counter[tuple[Direction, int]] = Counter()  # bytes
         for h in (self.holding[p.name] for p in local.component.parameters if p.trainable):
-            if h.summed and not h.parted:
+            if h.summed and not h.scattered:
                 summed["gradient", h.gradient_layout.data] += h.local_bytes
             if h.averaged:
                 summed["parameters", h.layout.data] += h.local_bytes

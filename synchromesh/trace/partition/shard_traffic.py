@@ -11,6 +11,7 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import groups_of, stages_of
 from synchromesh.values.schedule import Action, ActionKind, pipeline
 from synchromesh.values.sharding import Gathering, gathering, units
+from synchromesh.values.synchronisation import Synchronisation
 from synchromesh.values.traffic import Collective, CollectiveKind, Direction, served_bytes
 
 from .local import Partition, flow
@@ -20,17 +21,53 @@ _DIRECTIONS: dict[ActionKind, Direction] = {"F": "forward", "B": "backward"}
 
 @dataclass(frozen=True)
 class ShardTraffic:
-    """A collective of a component, by its place in the chain, and how often a step has it."""
+    """A collective of a component, by its place in the chain, and how often a step has it, of so
+    many steps (`every`)."""
 
     component: int
     collective: Collective
     times: int
+    every: int = 1
 
 
 def gathering_of(made: Partition, held: Mapping[str, Holding]) -> Gathering:
     """The units of sharded parameters, and which components need them."""
     parameters = ([held[p.name] for p in c.component.parameters] for c in made.components)
     return gathering(units(parameters), map(flow, made.components))
+
+
+def served_traffic(
+    made: Partition, held: Mapping[str, Holding], sync: Synchronisation, position: int
+) -> tuple[ShardTraffic, ...]:
+    """What the device at a position sends of gradients and parameters where workers go on without
+    each other, who make as many steps."""
+    sent: list[ShardTraffic] = []
+    known: set[str] = set()
+    for i, local in enumerate(made.components):
+        own = [held[p.name] for p in local.component.parameters if p.name not in known]
+        own = [h for h in own if h.replica and position in h.positions]
+        known.update(h.tensor.name for h in own)
+        sizes = [_served(h, position) for h in own]
+        pushed, fetched = sum(push for push, _ in sizes), sum(fetch for _, fetch in sizes)
+        each: list[tuple[Direction, int, int]]
+        each = [("gradient", pushed, sync.push), ("parameters", fetched, sync.fetch)]
+        for direction, size, every in each if own else ():
+            workers = local.layout.data
+            collective = Collective("send", direction, workers, fixed_bytes=size)
+            sent.append(ShardTraffic(i, collective, 1, every))
+    return tuple(sent)
+
+
+def _served(holding: Holding, position: int) -> tuple[int, int]:
+    """Bytes that a position sends in a push and in a fetch. Of what all tensor ranks of a worker
+    have, the first one tells the others."""
+    ranks = holding.sharing(position)
+    if position not in ranks:
+        return 0, 0
+    part, index = holding.part_bytes_at(position), ranks.index(position)
+    pushed, fetched = served_bytes(part, holding.parts, index, len(ranks))
+    others = 0 if holding.placement.sharded else holding.layout.tensor - 1
+    return pushed, fetched + others * holding.local_bytes
 
 
 def shard_traffic(

@@ -1,0 +1,64 @@
+"""Verification of workers that go on without each other: one process replays what servers did."""
+
+from typing import Any
+
+import pytest
+
+from synchromesh.engine.asynchronous import Server
+from tests.verify.test_workers import document
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
+WORDS = ("downpour:2", "ssp:2,stale=2", "shat:2")
+ALL_MODELS = [(name, plan) for name in ("cnn", "bert", "lstm", "vit")
+              for plan in ("data", "hybrid:tensor=2")]  # fmt: skip
+
+
+def passed(found: dict[str, Any]) -> None:
+    assert found["passed"], found["faults"]
+    assert not found["exact"] and found["oracle"] == "replay"
+    assert "when it comes" in found["reason"]
+    stale = found["staleness"]
+    assert sum(stale["histogram"]) > 0 and len(stale["histogram"]) == stale["max"] + 1
+    assert 0 <= stale["mean"] <= stale["max"]
+
+
+@pytest.mark.parametrize(("name", "plan"), ALL_MODELS)
+@pytest.mark.parametrize("word", WORDS)
+def test_a_replay_computes_the_same(name: str, plan: str, word: str) -> None:
+    found = document(name, f"{plan}; @synchronisation={word}", 5)
+    passed(found)
+    if "stale" in word:
+        assert found["staleness"]["lead"] <= 2
+        assert not found["sent_bytes_compared"]
+    else:
+        assert found["sent_bytes_compared"]
+    assert found["updates"] == 5 * (4 if plan == "data" else 2)
+
+
+@pytest.mark.parametrize("word", ["downpour:1", "shat:2", "ssp:1,stale=1"])
+def test_stages_go_on_together(word: str) -> None:
+    found = document("cnn", f"pipeline:stages=2,microbatches=3; @synchronisation={word}", 5)
+    passed(found)
+
+
+@pytest.mark.parametrize(("ranks", "servers"), [(2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 4)])
+def test_it_sends_what_is_explained(ranks: int, servers: int) -> None:
+    word = f"downpour:{servers},push=2,fetch=3"
+    found = document("cnn", f"data; @synchronisation={word}", 6, ranks)
+    passed(found)
+    assert found["sent_bytes_compared"]
+
+
+def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Server._update
+
+    def lossy(self: Server, worker: int, request: Any) -> None:
+        if request.step == 2:  # noted, but not made
+            for p in self.replica.parameters.values():
+                p.grad = None
+        usual(self, worker, request)
+
+    monkeypatch.setattr(Server, "_update", lossy)
+    found = document("cnn", "data; @synchronisation=downpour:1", 5, 2)
+    assert not found["passed"]
+    assert {fault["kind"] for fault in found["faults"]} >= {"gradient", "parameter"}
