@@ -9,6 +9,12 @@ from synchromesh.cli.command import answer, command, option
 from synchromesh.report.numbers import counted
 from synchromesh.values.fault import Refuted, printable
 
+ORACLES = {
+    "one device": "against one process",
+    "simulated workers": "against one process that plays all workers",
+    "replay": "against one process that replays all workers",
+    None: "with nothing to compare with",
+}
 BYTES = (("parameter bytes", "parameter_bytes_per_rank"),
          ("bytes sent a step", "sent_bytes_per_step"))  # fmt: skip
 
@@ -84,13 +90,12 @@ def _types(document: dict[str, Any]) -> str:
 
 def _text(target: str, document: dict[str, Any]) -> str:
     lines = [
-        f"{target} under {document['plan']} on {counted(document['ranks'], 'rank')} against one "
-        f"process{'' if document['exact'] else ' that plays all workers'}, {document['steps']} "
-        f"steps in {_types(document)}"
+        f"{target} under {document['plan']} on {counted(document['ranks'], 'rank')} "
+        f"{ORACLES[document['oracle']]}, {document['steps']} steps in {_types(document)}"
     ]
     if document["reason"]:
         lines.append(f"  not what one device computes: {document['reason']}")
-    for name, floor in document["noise_floor"].items():
+    for name, floor in document["noise_floor"].items() if document["oracle"] else ():
         value = document[f"max_{name}_deviation"]
         lines.append(f"  largest {name} deviation  {value:.2e} (rounding alone {floor:.2e})")
     for name, key in BYTES:

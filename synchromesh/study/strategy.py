@@ -8,6 +8,7 @@
     server           all sum gradients at the first one, which sends the parameters back
     downpour, ssp,   workers that go on without each other, and a server that steps by each one's
     shat             gradient when it comes, which is not what one device computes
+    hogwild          workers that write one set of parameters without locks
     local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
                      what one device computes
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
@@ -25,6 +26,7 @@ WORKERS = {
     "downpour": "data; @synchronisation=downpour:1",
     "ssp": "data; @synchronisation=ssp:1,stale=3",
     "shat": "data; @synchronisation=shat:1",
+    "hogwild": "data; @synchronisation=hogwild",
     "local": "data; @synchronisation=local:8",
     "diloco": "data; @synchronisation=diloco:50",
 }

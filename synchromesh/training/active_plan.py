@@ -14,6 +14,7 @@ from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.launcher.machine import boot
 from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.carry import Start
@@ -159,19 +160,22 @@ class PlanCheck:
         trained = (p for p in self._model.described.values() if p.trained)
         number = next((p.name for p in trained if not p.shape), "")
         idle = self._world.size - ranks
+        served = plan.sync.servers
+        hosts = len({*self._world.everyone.all_gather_json(boot())}) if not served else 1
         faults = {
+            f"{hosts} hosts have no memory in common": hosts > 1,
             f"{idle} ranks would be idle, who cannot follow it": idle > 0,
             "it runs on CPUs alone so far": self._world.backend != "gloo",
             "it cannot carry values from step to step": self._carries,
             f"rows depend on each other ({step.coupled})": bool(step.coupling),
             f"the model runs untraced ({step.reason})": step.opaque,
             f"{number} is one number without dimensions, which no server keeps: give it one":
-                bool(number),
+                bool(number and served),
         }  # fmt: skip
         if why := next((text for text, found in faults.items() if found), ""):
             raise ValueError(
                 f"plan {str(plan)!r}: workers go on without each other, and {why}; or write "
-                f"@synchronisation=server:{plan.sync.servers} or local:8"
+                f"@synchronisation=server:{served or 1} or local:8"
             )
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:

@@ -26,6 +26,7 @@ from synchromesh.engine.groups import Group
 from synchromesh.engine.opaque import broadcast_state
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.replica import Replica
+from synchromesh.engine.shared_memory import SharedMemory
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.values.holding import Holding, averaged
 from synchromesh.values.plan import Plan
@@ -37,6 +38,7 @@ class Workers:
     def __init__(self, state: ModelState, sync_batch_norm: bool) -> None:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
+        self._served_by = 0  # servers
         self.served: Worker | None = None  # exchanges with servers in time of its own
         self.asynchronous = False  # all have such a one, but for idle ranks
         self.whole: dict[str, nn.Parameter] = {}  # what it computes with, which servers keep
@@ -51,6 +53,7 @@ class Workers:
         self._ranks: tuple[int, ...] = ()
         self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
         self._outer: _OuterStep | None = None
+        self._in_common: list[str] = []  # parameters that others write too
 
     def adopt(
         self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups
@@ -59,12 +62,14 @@ class Workers:
         self.every, self._means, position = plan.sync.steps, [], groups.position
         self._forget_parts()
         self.alone, self.asynchronous = plan.sync.alone, plan.sync.asynchronous
+        self._served_by = plan.sync.servers * self.asynchronous
         self._groups = groups if self.alone else None
         self._trained = [n for n, h in held.items() if h.alone and position in h.positions]
         for bucket in (b for b in averaged(held.values()) if position in b[0].positions):
             names = [h.tensor.name for h in bucket]
             self._means.append((groups.data_group(bucket[0].layout), names))
         self._serve(plan, held, groups)
+        self._share(held, groups)
         momentum = self._staying(held, groups.ranks)
         self._held, self._ranks = held, groups.ranks
         self._restart(plan, momentum)
@@ -80,12 +85,33 @@ class Workers:
     def _serve(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
         """What this rank computes with of what servers keep."""
         self.whole, self.served = {}, None
-        if self.asynchronous and groups.position is not None:
+        if self._served_by and groups.position is not None:
             replica = Replica(held, self._state.model.parameters, groups)
             self.served = Worker(plan.sync, replica, self._state.optimizer, groups.worker)
             self.whole = replica.whole
             replica.refresh()
         self.leaves = {**self._state.model.parameters, **self.whole}
+
+    def _share(self, held: Mapping[str, Holding], groups: PlanGroups) -> None:
+        """Parameters come to lie in one memory, or in one of this rank's own again."""
+        model, common = self._state.model, [n for n in self._trained if held[n].in_common]
+        self._unshare()
+        by_group: dict[Group, dict[str, Tensor]] = {}
+        for name in common:
+            its = by_group.setdefault(groups.data_group(held[name].layout), {})
+            its[name] = model.parameters[name].detach()
+        for group, tensors in by_group.items():
+            for name, x in SharedMemory(tensors, group).tensors.items():
+                model.place(name, x)
+        self._in_common = common
+
+    def _unshare(self) -> None:
+        model = self._state.model
+        for name in self._in_common:
+            model.place(name, model.parameters[name].detach().clone())
+        if self._in_common:
+            self._state.world.everyone.barrier()  # before anybody steps its own
+        self._in_common = []
 
     def _restart(self, plan: Plan, momentum: Mapping[str, Tensor]) -> None:
         """The outer step begins where parameters are now. momentum: as far as it is known."""
@@ -121,7 +147,7 @@ class Workers:
 
     def _forget_parts(self) -> None:
         """Of gradients by which servers have stepped parts, which become other ones."""
-        if self.asynchronous:
+        if self.served is not None:
             for parameter in self._state.model.parameters.values():
                 parameter.grad = None
 
@@ -143,7 +169,8 @@ class Workers:
 
     def updated(self, steps: int) -> None:
         """Behind the optimizer's step. steps: done so far."""
-        self._apart = self._states_apart = self.every > 0
+        self._apart = self.every > 0
+        self._states_apart = self._apart or bool(self._in_common)
         if self.every and steps % self.every == 0:
             self.take_means()
 
@@ -166,12 +193,15 @@ class Workers:
         if self.served is not None:
             self.served.close()
             self.served = None
+        for name in self._in_common:  # others may go on
+            self._state.model.place(name, self._state.model.parameters[name].detach().clone())
+        self._in_common = []
 
     def staleness(self) -> dict[str, Any] | None:
         """Of the gradients that servers stepped by: how many updates came between what each was
         computed on and its own; `lead`: steps that a worker was ahead of the slowest, at most.
         None where there are none. All ranks call alike."""
-        if not self.asynchronous:
+        if not self._served_by:
             return None
         record = None if self.served is None else self.served.record
         own = [[], 0] if record is None else [sorted(record.ages.items()), record.lead]
@@ -188,7 +218,7 @@ class Workers:
 
     def updates(self) -> int | None:
         """Of a server, the most; None where there are none. All ranks call alike."""
-        if not self.asynchronous:
+        if not self._served_by:
             return None
         own = 0 if self.served is None else self.served.record.updates
         return max(map(int, self._state.world.everyone.all_gather_json(own)))
@@ -252,6 +282,11 @@ class Workers:
     def loss_group(self, everyone: Group) -> Group:
         """The ranks that tell each other their sums of a loss."""
         return self.group(everyone) if self.asynchronous else everyone
+
+    @property
+    def count(self) -> int:
+        """Of workers that step alone; 1 where there are none."""
+        return 1 if self._groups is None else len(self._groups.workers)
 
     @property
     def index(self) -> int:

@@ -37,6 +37,7 @@ class Holding:
     shared: tuple[int, ...] = ()
     states: ShardStates = "none"  # sharded over the positions that sum its gradient
     alone: bool = False  # each data index steps by its own gradient, and takes means at times
+    in_common: bool = False  # data indices have one memory of it
     servers: int = 0  # the first so many of the positions that sum its gradient keep it; 0: all
 
     @property
@@ -217,7 +218,9 @@ def holdings(
         trained = t.trained and t.name in uses
         held = _holding(t, users, devices, sync.alone and trained)
         servers = sync.servers if trained and _cuttable(t, users) else 0
-        made[t.name] = replace(held, servers=servers) if servers else held
+        common = sync.in_common and held.alone
+        changed = servers > 0 or common
+        made[t.name] = replace(held, servers=servers, in_common=common) if changed else held
     return made
 
 

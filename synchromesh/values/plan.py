@@ -356,6 +356,10 @@ class Plan(document.Document):
         """How its workers agree."""
         return synchronisation(self.synchronisation)
 
+    @staticmethod
+    def _of_tensor(spec: LayoutSpec) -> bool:
+        return spec.name in ("tensor", "hybrid") and spec.tensor != 1
+
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
         staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
@@ -373,6 +377,8 @@ class Plan(document.Document):
             f"{word} has a whole optimizer state on each worker, which trains alone: leave "
             "sharded states (states=, sharded-data) or @synchronisation out":
                 sync.alone and sharded,
+            "hogwild over tensor ranks, which need equal parameters, is not executed: write data, "
+            "or stages of data": sync.in_common and any(self._of_tensor(s) for s in self.specs),
             f"{word}: servers have the optimizer's states, which data ranks cannot have as well: "
             "leave sharded states (states=, sharded-data) or servers out":
                 sync.servers > 0 and sharded,

@@ -6,7 +6,8 @@
     downpour:S               a server steps by each gradient when it comes        a replay
     ssp:S,stale=3            ... and nobody is more steps ahead of the slowest
     shat:S                   ... and a worker goes a part of the way to the server's parameters
-    stale:k, hogwild
+    hogwild                  all write one set of parameters in shared memory     one worker alone
+    stale:k                  by the sum of k steps before
 
 What each is said to be exact by, `verify` shows."""
 
@@ -85,8 +86,13 @@ class Synchronisation:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers go on without each other, and servers step by one's gradient alone."""
-        return self.word in ("downpour", "ssp", "shat")
+        """Whether workers go on without each other."""
+        return self.word in ("downpour", "ssp", "shat", "hogwild")
+
+    @property
+    def in_common(self) -> bool:
+        """Whether they write one set of parameters, in the memory of a host."""
+        return self.word == "hogwild"
 
     @property
     def alone(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from synchromesh.engine.batches import checksum, to_device
+from synchromesh.engine.batches import checksum, row_count, to_device
 from synchromesh.trace.capture.carry import joined
 from synchromesh.trace.capture.export import BATCHED, REMEDY, products
 from synchromesh.trace.partition.explain import explain
@@ -29,6 +29,7 @@ from synchromesh.workloads.workload import Workload
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ALONE = "workers train alone for {} steps, then take the mean of their parameters{}"
 OUTER = ", by which an outer optimizer steps"
+WILD = "processes write one set of parameters without locks, in an order that nobody knows"
 ASYNCHRONOUS = "servers step by a worker's gradient when it comes, computed on older parameters"
 
 
@@ -148,7 +149,8 @@ def _compare(
     autocast = trainer.options.autocast
     tolerance = TOLERANCE[dtype if autocast is None else "autocast"]
     compared = Deviations(trainer, tolerance)
-    train = _replay if trainer.plan.sync.asynchronous else _train
+    sync, wild = trainer.plan.sync, trainer.plan.sync.in_common and trainer.workers.count > 1
+    train = _wild if wild else _replay if sync.servers and sync.asynchronous else _train
     sent = train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
     held = trainer.gather_numbers(parameter_bytes(trainer))
@@ -158,7 +160,6 @@ def _compare(
     )  # fmt: skip
     held_due = list(explained.parameter_bytes_per_rank)
     sent_due = list(explained.sent_bytes_per_step)
-    sync = trainer.plan.sync
     exact = steps >= sync.steps and _exactly_explained(trainer, workload.batch_size)
     # it fetches as it comes, or some of its steps are to come
     exact = exact and not (sync.stale or steps % sync.push or steps % sync.fetch)
@@ -169,8 +170,9 @@ def _compare(
         "parameter_bytes_per_rank": held, "sent_bytes_per_step": sent,
         "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
         "sent_bytes_compared": exact, "dropout_set_to_zero": dropped,
-        "batch_norm": "per row block" if sync.alone else "synchronised", "exact": sync.exact,
-        "reason": _reason(trainer.plan), "oracle": _oracle(sync),
+        "batch_norm": "per row block" if sync.alone else "synchronised",
+        "exact": sync.exact or (sync.in_common and not wild),
+        "reason": _reason(trainer.plan, wild), "oracle": _oracle(sync, wild),
         "staleness": trainer.workers.staleness(), "updates": trainer.workers.updates(),
         "passed": not deviations["faults"] and held == held_due
         and (not exact or sent == sent_due),
@@ -179,17 +181,19 @@ def _compare(
     return everyone
 
 
-def _reason(plan: Plan) -> str:
+def _reason(plan: Plan, wild: bool) -> str:
     """Why a plan does not compute what one device does."""
     if plan.sync.asynchronous:
-        return ASYNCHRONOUS
+        return WILD if wild else "" if plan.sync.in_common else ASYNCHRONOUS
     outer = OUTER if plan.sync.outer_step else ""
     return ALONE.format(plan.sync.steps, outer) if plan.sync.steps else ""
 
 
-def _oracle(sync: Synchronisation) -> str:
-    """What one process plays."""
-    if sync.exact:
+def _oracle(sync: Synchronisation, wild: bool) -> str | None:
+    """What one process plays; None where nothing can be proved."""
+    if wild:
+        return None
+    if sync.exact or sync.in_common:
         return "one device"
     return "replay" if sync.asynchronous else "simulated workers"
 
@@ -257,6 +261,25 @@ def _replay(
     sent = trainer.gather_numbers(within + (between + ledger.sent) // steps)
     replay.compare(steps)
     return sent
+
+
+def _wild(
+    trainer: Trainer, reference: nn.Module, deviations: Deviations, workload: Workload, steps: int,
+    dtype: torch.dtype,
+) -> list[int]:  # fmt: skip
+    """Trains workers that write one set of parameters without locks: losses have to be finite."""
+    sent = 0
+    for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
+        trainer.world.ledger.reset()
+        rows = trainer.shard(batch)
+        value = trainer.step(rows)
+        sent += trainer.world.ledger.sent * (step == 1)
+        if row_count(rows) and not value.isfinite():
+            raise ValueError(
+                f"the loss of step {step} is {float(value)} on rank {trainer.rank}, where nothing "
+                "but finite losses can be asked for: lower the learning rate"
+            )
+    return trainer.gather_numbers(sent)
 
 
 def _require_equal(trainer: Trainer, batch: object, step: int) -> None:

@@ -152,7 +152,7 @@ class _AppliedPlan:
             count.add(s.collective.kind, s.times * s.collective.fixed_bytes, s.collective.ranks)
         means = TrafficCount()
         for h in chain.from_iterable(averaged(self.holding.values())):
-            if position in h.positions:
+            if position in h.positions and self.plan.sync.steps:
                 means.add("all_reduce", h.bytes_at(position), h.layout.data)
         every = self.plan.sync.steps or 1
         seldom += means.sent // every
@@ -222,7 +222,7 @@ class _AppliedPlan:
         for h in (self.holding[p.name] for p in local.component.parameters if p.trainable):
             if h.summed and not h.scattered:
                 summed["gradient", h.gradient_layout.data] += h.local_bytes
-            if h.averaged:
+            if h.averaged and self.plan.sync.steps:
                 summed["parameters", h.layout.data] += h.local_bytes
         for (what, ranks), size in sorted(summed.items()):
             every = self.plan.sync.steps if what == "parameters" else 1
