@@ -175,7 +175,10 @@ def sample(seed: int, ranks: int) -> Sample:
             own = 2 * len({group for group, _ in stages})
             plan += ["@schedule=interleaved"]
         else:
-            plan += [f"@schedule={draw.choice([x for x in PIPELINES if x != 'interleaved'])}"]
+            sharded = any(word in plan[0] for word in ("zero", "sharded", "states"))
+            divided = ("zero-bubble", "zero-bubble-2")  # which no sharded states go with
+            left_out = ("interleaved", *(divided if sharded else ()))
+            plan += [f"@schedule={draw.choice([x for x in PIPELINES if x not in left_out])}"]
     elif draw.random() < 0.25 and plan[0].split(":")[0] in ("data", "sharded-data", "zero1"):
         plan += ["@rows=" + ",".join(str(draw.randint(1, 3)) for _ in range(ranks))]
     if own > 1:

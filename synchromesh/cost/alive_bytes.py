@@ -1,18 +1,23 @@
-"""Bytes that are alive at a moment of a step, by their kind; how long border values stay.
+"""Bytes by their kind: alive at a moment of a step, and held whatever it computes; how long border
+values stay.
 
 x -> [c0] -> h -> [c1] -> y        h is dropped after c1's forward, its last reader; where c1's
                                    backward reads it, after that; where another stage reads
                                    it, after the backward of its maker's stage"""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values.component import Value
+from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
+from synchromesh.values.memory_by_kind import KINDS
 from synchromesh.values.placement import Placement
-from synchromesh.values.profile import Memory
+from synchromesh.values.profile import Memory, Profile
+
+Kinds = Mapping[str, float]  # bytes
 
 
 class AliveBytes:
@@ -106,3 +111,33 @@ class Lifetimes:
     def forms_of(self, values: Collection[str]) -> Collection[Form]:
         """The forms in which components read values."""
         return [form for form in self._last if form[0] in values]
+
+
+def update_bytes(held: Sequence[Holding], profile: Profile) -> Kinds:
+    """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
+    own."""
+    trained = [h for h in held if h.tensor.trainable]
+    sizes = [h.kept_bytes for h in trained]
+    alone = _exchanged_bytes(held)
+    alone += sum(h.kept_bytes for h in trained if not h.summed or h.scattered)
+    own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
+    return {"gradients": alone, "states": own}
+
+
+def _exchanged_bytes(held: Sequence[Holding]) -> float:
+    """Bytes of what a replica's step has made, and of a vector for each server, there and back."""
+    its = (h for h in held if h.replica)
+    return float(sum((2 * h.parts + 2) * h.kept_bytes + h.local_bytes for h in its))
+
+
+def held_bytes(
+    held: Iterable[Holding], state_factor: float, gradients: Iterable[Holding]
+) -> Kinds:
+    """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
+    gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    for h in held:
+        by_kind["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
+        by_kind["states"] += state_factor * h.kept_bytes * h.tensor.trainable
+    by_kind["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
+    return by_kind

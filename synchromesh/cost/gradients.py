@@ -54,7 +54,7 @@ class GroupGradients:
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""
-        return self._completing[action.of_all(self.pieces)].get(component, ())
+        return self._completing.get(action.of_all(self.pieces), {}).get(component, ())
 
     def sending(self, rules: SendingRules) -> Sending:
         """Nothing has been sent."""

@@ -5,7 +5,8 @@
     gathered     sharded parameters while they are there, and what they are gathered into
     scattered    gradients of which each rank gets a part: their buckets, and what arrives
     batch        this rank's rows of the batch's leaves
-    kept         what forwards keep for backwards, and border values until their last reader
+    kept         what forwards keep for backwards, and border values until their last reader; of a
+                 divided backward what the gradients of weights wait for
     gradients    of border values until their maker's backward; of parameters in no bucket
     messages     values of other stages, and for them, until their stage's backward of the
                  micro-batch; copies and buffers of what is not sent as it lies
@@ -23,13 +24,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from synchromesh.cost.alive_bytes import AliveBytes, Form, Lifetimes, form_of
+from synchromesh.cost import alive_bytes
+from synchromesh.cost.alive_bytes import AliveBytes, Form, Kinds, Lifetimes, form_of
 from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import (
     ComputeShare,
     PlannedStep,
     bytes_apart,
-    exchanged_bytes,
     measured,
     sharded_bytes,
     walked,
@@ -60,9 +61,9 @@ class PeakMemory:
 
 
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
+LATER = "later"
 ARRIVED, SENT = "arrived", "sent"
 GATHERED, ON_ITS_WAY = "gathered", "on its way"
-Kinds = Mapping[str, float]  # bytes
 KIND_OF: Mapping[str, str] = {
     SUMMED: "gradients", SCATTERED: "gradients", PART: "gradients",
     GATHERED: "parameters", ON_ITS_WAY: "buffers", SENT: "buffers",
@@ -95,13 +96,13 @@ def peak_memory(
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = planned.held(position)
     buckets = [h for h in held if h.summed and not h.scattered]  # there from the first step on
-    resident = dict(held_bytes(held, profile.state_factor, buckets))
+    resident = dict(alive_bytes.held_bytes(held, profile.state_factor, buckets))
     copies, states = bytes_apart(held, planned.plan.sync, profile.state_factor)
     resident["parameters"] += copies
     resident["states"] += states
     walk = _MemoryWalk(planned, profile, position, pieces)
     walk.run()
-    moments = (walk.alive.of_highest, _update(held, profile))
+    moments = (walk.alive.of_highest, alive_bytes.update_bytes(held, profile))
     most = max(moments, key=lambda kinds: sum(kinds.values()))
     batch: Kinds = {"activations": walk.batch_bytes}
     always = round(sum(resident.values()))
@@ -110,29 +111,6 @@ def peak_memory(
         always + round(sum(most.values()) + walk.batch_bytes),
         {k: round(sum(x.get(k, 0.0) for x in (resident, most, batch))) for k in KINDS},
     )
-
-
-def _update(held: list[Holding], profile: Profile) -> Kinds:
-    """Bytes while the optimizer steps, besides resident ones: gradients in no bucket, its own."""
-    trained = [h for h in held if h.tensor.trainable]
-    sizes = [h.kept_bytes for h in trained]
-    alone = exchanged_bytes(held)
-    alone += sum(h.kept_bytes for h in trained if not h.summed or h.scattered)
-    own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
-    return {"gradients": alone, "states": own}
-
-
-def held_bytes(
-    held: Iterable[Holding], state_factor: float, gradients: Iterable[Holding]
-) -> Kinds:
-    """Bytes of the parameters, buffers and optimizer state of what one device holds, with the
-    gradients of those among `gradients`. state_factor: bytes of state for one of a parameter."""
-    by_kind = dict.fromkeys(KINDS, 0.0)
-    for h in held:
-        by_kind["buffers" if h.tensor.buffer else "parameters"] += h.kept_bytes
-        by_kind["states"] += state_factor * h.kept_bytes * h.tensor.trainable
-    by_kind["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
-    return by_kind
 
 
 def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:
@@ -204,7 +182,7 @@ class _MemoryWalk:
             action = instruction.action
             if before is not None and before.kind == "F" and action.kind == "B":
                 self.alive.meanwhile(0.0)
-            self._run(action)
+            (self._run_weights if action.kind == "W" else self._run)(action)
             before = action
 
     # Messages
@@ -368,7 +346,8 @@ class _MemoryWalk:
         alive.meanwhile(working)
         for message, e in brought:  # autograd's caller holds them until it returns
             alive.set((ARRIVED, message, e), self._received(e, message.kind))
-        self._leave_gradients(m, local, trained, complete)
+        self._leave_gradients(m, local)
+        self._leave_weights(m, i, complete)
         for form in self.lifetimes.after_backward[i]:
             alive.free((VALUE, m, form))
 
@@ -382,15 +361,34 @@ class _MemoryWalk:
             added = 0.0
         return (memory.staying if staying else memory.backward)(rows) + added
 
-    def _leave_gradients(
-        self, m: int, local: LocalComponent, trained: Sequence[Holding], complete: Collection[str]
-    ) -> None:
-        """The gradients that a component leaves: of what it read, and of its parameters."""
+    def _run_weights(self, action: Action) -> None:
+        """Gradients of weights, each of which is made and then added."""
+        for item in walked(self.planned.turns[action.stage], action):
+            i = item.component
+            trained = self.planned.trained(i)
+            self.alive.meanwhile(float(max((h.local_bytes for h in trained), default=0)))
+            self.alive.free((LATER, action.micro_batch, i))
+            self._sum_gradients(trained, self.gradients.complete(action, i))
+
+    def _leave_weights(self, m: int, i: int, complete: Collection[str]) -> None:
+        """The gradients of a component's parameters, or what these wait for."""
+        if self.planned.divides:
+            local = self.parts[i]
+            waiting = (self._bytes(v, local.layout, p) for v, p in local.division.waiting)
+            self.alive.set((LATER, m, i), sum(waiting))
+        else:
+            self._sum_gradients(self.planned.trained(i), complete)
+
+    def _leave_gradients(self, m: int, local: LocalComponent) -> None:
+        """The gradients that a component leaves of what it read."""
         for item in local.inputs:
             if item.source is not None and item.value.differentiable:
                 form = form_of(item.value, local.layout, item.want)
                 size = self._bytes(item.value, local.layout, item.want)
                 self.alive.set((WAITING, m, form), size)
+
+    def _sum_gradients(self, trained: Sequence[Holding], complete: Collection[str]) -> None:
+        """Those that it leaves of its parameters."""
         for holding in trained:
             name = holding.tensor.name
             if name in complete and holding.summed:

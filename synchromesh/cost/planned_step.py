@@ -82,8 +82,11 @@ def turns_of(components: Sequence[LocalComponent], first: int = 0) -> tuple[Turn
 
 
 def walked(turns: Sequence[Turn], action: Action) -> Iterable[ComputeShare | Transmit]:
-    """What an action does, in order; a backward undoes what its forward did."""
+    """What an action does, in order; a backward undoes what its forward did. The gradients of
+    weights alone send nothing."""
     turn = turns[action.turn]
+    if action.kind == "W":
+        return (item for item in reversed(turn) if isinstance(item, ComputeShare))
     return turn if action.kind == "F" else reversed(turn)
 
 
@@ -138,6 +141,11 @@ class PlannedStep:
         if len(self.stages) == 1:
             return tuple(by_stage)
         return tuple((tuple(item for turn in turns for item in turn),) for turns in by_stage)
+
+    @cached_property
+    def divides(self) -> bool:
+        """Whether the gradients of weights have actions of their own."""
+        return self.schedule(1).divides
 
     @cached_property
     def crossings(self) -> Mapping[tuple[int, int], tuple[Exchange, ...]]:
@@ -249,12 +257,6 @@ def bytes_apart(
     replicas = float(sum(h.local_bytes for h in held if h.replica))
     outer = 2.0 * sum(h.kept_bytes for h in held if h.alone) * sync.outer_step
     return replicas, outer + state_factor * replicas * sync.steps_itself
-
-
-def exchanged_bytes(held: Sequence[Holding]) -> float:
-    """Bytes of what a replica's step has made, and of a vector for each server, there and back."""
-    its = (h for h in held if h.replica)
-    return float(sum((2 * h.parts + 2) * h.kept_bytes + h.local_bytes for h in its))
 
 
 def exchange_seconds(planned: PlannedStep, profile: Profile) -> float:

@@ -13,7 +13,7 @@ Where ranks of a stage differ in speed or rows, a component takes what it takes 
 they meet at every collective, and at the end of the step in any case."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients
@@ -126,6 +126,7 @@ def best_pieces(
 
 
 _Traffic = tuple[str, float, Pattern]  # kind of a collective, seconds, the groups that it is on
+# of what actions send; the gradients of weights alone send nothing
 _DIRECTIONS: dict[ActionKind, Direction] = {"F": "forward", "B": "backward"}
 
 
@@ -198,6 +199,7 @@ class _GroupWalk:
         self.planned, self.group, self.line = traffic.planned, gradients.group, gradients.line
         group = self.group
         count = self.planned.plan.micro_batches * traffic.pieces
+        self.last: ActionKind = "W" if self.planned.divides else "B"  # makes weights' gradients
         self.seconds, self.left = {}, Counter[int]()  # of each component: until its last backward
         for stage in self.planned.stages_on(group):
             for turn in self.planned.turns[stage]:
@@ -205,7 +207,9 @@ class _GroupWalk:
         self.shares = dict(self.left)  # of a micro-batch
         for i in self.left:
             local = self.planned.partition.components[i]
-            self.seconds[i] = _compute(self.planned, local, traffic.profile, traffic.pieces)
+            seconds = _compute(self.planned, local, traffic.profile, traffic.pieces)
+            divides = self.planned.divides
+            self.seconds[i] = _by_kind(*seconds, local, divides)
             self.left[i] *= count
         self.forward = 0.0
         self.needs: dict[Action, list[Message]] = {}
@@ -242,7 +246,7 @@ class _GroupWalk:
     def _run(self, action: Action) -> Spans:
         for message in self.needs.pop(action, ()):
             yield from self.timelines.await_all(self.group, (message,))
-        backward = action.kind == "B"
+        backward = action.kind != "F"
         calls, shared = self.traffic.profile.calls, action.micro_batch % self.traffic.pieces
         if not action.turn and not backward:
             yield from self.line.compute(calls.begin_forward)
@@ -255,23 +259,24 @@ class _GroupWalk:
                 self.traffic.begin(self.line, item, action)
             else:
                 yield from self.traffic.end(self.line, item, action)
-        if backward and not action.turn and not shared:
+        if action.kind == self.last and not action.turn and not shared:
             yield from self.gradients.end_backward(action.stage)
 
     def _share(self, item: ComputeShare, action: Action) -> Spans:
-        i, backward = item.component, action.kind == "B"
+        i = item.component
         use = self.uses.uses.number.get((action.of_all(self.traffic.pieces), i))
         if use is not None and use not in self.entered:
             self.entered.add(use)
             yield from self._carry_out(self.uses.enter(use))
-        if backward and (i, action) not in self.again:
+        if action.kind == "B" and (i, action) not in self.again:
             self.again.add((i, action))
             for number, repeated in enumerate(self.traffic.repeats(i)):
                 key = "again", i, action, number
                 self.line.depart(key, *repeated)
                 yield from self.line.arrive(key)
-        yield from self.line.compute(self.seconds[i][backward] * item.share, (i, action))
-        if backward:
+        seconds = self.seconds[i][action.kind]
+        yield from self.line.compute(seconds * item.share, (i, action))
+        if action.kind == self.last:
             self.left[i] -= 1
             if self.left[i] % (self.shares[i] * self.traffic.pieces) == 0:
                 yield from self.gradients.ready(action, i)
@@ -309,6 +314,27 @@ def _compute(
     calls = profile.calls
     forward, backward = max(0.0, forward + calls.forward), max(0.0, backward + calls.backward)
     return forward, backward + forward * local.layout.recompute
+
+
+@dataclass(frozen=True)
+class DividedTuning:
+    """Measured: what a divided backward takes, both parts of it, for a second of a whole one."""
+
+    seconds: float = 1.08
+
+
+DIVIDED = DividedTuning()
+
+
+def _by_kind(
+    forward: float, backward: float, local: LocalComponent, divides: bool
+) -> Mapping[ActionKind, float]:
+    """Seconds by kind of action."""
+    if not divides:
+        return {"F": forward, "B": backward}
+    again = forward * local.layout.recompute
+    own, weights = (backward - again) * DIVIDED.seconds, local.division.weights
+    return {"F": forward, "B": own * (1 - weights) + again, "W": own * weights}
 
 
 def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], float]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from synchromesh.engine.absent import isolated
 from synchromesh.programs.walk import Walk, pauses, walking
 from synchromesh.trace import meta
+from synchromesh.trace.partition.division import divided
 from synchromesh.trace.partition.local import (
     LocalComponent,
     Output,
@@ -42,19 +43,23 @@ class BoundComponent:
     place: tuple[int, int, int]  # data degree, this rank's data index and tensor index
     changed: tuple[int, ...]  # indices in tensors of buffers that it changes
     units: tuple[int, ...]  # of sharded parameters that it needs (values/sharding.py)
-    # other walks, once needed, by whether there are rows and whether it is for backward
-    others: dict[tuple[bool, bool], Callable[..., Walk]] = field(default_factory=dict)
+    # other walks, once needed, by whether there are rows, whether its backward is divided and
+    # whether it is for backward
+    others: dict[tuple[bool, bool, bool], Callable[..., Walk]] = field(default_factory=dict)
 
-    def walk_of(self, rows: int, again: bool = False) -> Callable[..., Walk]:
-        """The walk for a block of so many rows; again: as far as its backward needs."""
-        if rows and not again:
+    def walk_of(
+        self, rows: int, divides: bool = False, again: bool = False
+    ) -> Callable[..., Walk]:
+        """The walk for a block of so many rows; divides: that leaves the gradients of weights for
+        later; again: as far as its backward needs."""
+        if rows and not (divides or again):
             return self.walk
-        key = rows > 0, again
+        key = rows > 0, divides, again
         if key not in self.others:
-            graph = self.local.graph if rows else isolated(self.local.graph)
-            if again:
-                graph = torch.fx.GraphModule({}, shortened(graph.graph))
-            self.others[key] = walking(graph)
+            graph = (self.local.graph if rows else isolated(self.local.graph)).graph
+            graph = divided(self.local, graph) if divides else graph
+            graph = shortened(graph) if again else graph
+            self.others[key] = walking(torch.fx.GraphModule({}, graph))
         return self.others[key]
 
 

@@ -132,10 +132,11 @@ class OpaqueProgram:
     def run(
         self, micro_batches: Sequence[tuple[Any, GlobalRows]], step: int, first: int = 0,
         stage: int | None = None, arrived: Mapping[Border, Tensor] | None = None,
-        of: tuple[int, int] = (0, 1),
+        of: tuple[int, int] = (0, 1), divides: bool = False,
     ) -> ForwardResult:  # fmt: skip
         """As `Program.run`; no results where this rank has no rows. Training mode where gradients
         are computed, evaluation mode elsewhere."""
+        assert not divides, "one stage waits for no other"
         if torch.is_grad_enabled() and self.fixed:
             self._refuse_absent(micro_batches)
         results = []

@@ -2,7 +2,8 @@
 
     0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...        (values/messages.py has their order)
 
-What a forward of a micro-batch leaves stays until its backward (`ForwardResult`). Values
+What a forward of a micro-batch leaves stays until its backward (`ForwardResult`), and of that
+what the gradients of weights need until these, where the schedule has them later. Values
 that arrive are leaves of the stage's autograd graph: their gradients are sent back, and added up
 where several stages have read the value. One stage is a pipeline without messages: its schedule
 is gradient accumulation."""
@@ -20,6 +21,7 @@ from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import ForwardResult, Program, RankOutputs, share
+from synchromesh.programs.divided_backward import DividedBackward
 from synchromesh.values.buckets import completing
 from synchromesh.values.exchange import Border
 from synchromesh.values.messages import Instruction, Message, Receive, Run, Send, instructions
@@ -35,6 +37,15 @@ class MicroBatch:
     program: Program | OpaqueProgram
     rows: GlobalRows
     parts: Sequence[tuple[Any, GlobalRows]]
+
+
+@dataclass(frozen=True)
+class WeightCalls:
+    """What is called before and after an action that makes gradients of parameters, the former
+    with the action, the latter with its stage."""
+
+    before: Callable[[Action], None] = lambda _: None
+    after: Callable[[int], None] = lambda _: None
 
 
 class PipelineWalk:
@@ -53,6 +64,8 @@ class PipelineWalk:
         self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
         self._gradients: dict[tuple[int, int], list[tuple[Border, Tensor]]] = {}
         self._over: list[tuple[int, int]] = []  # done but for what departs
+        self._left: dict[tuple[int, int], DividedBackward | None] = {}  # for gradients of weights
+        self._divides = False
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
         # what each part of each micro-batch made of the carry
@@ -80,7 +93,7 @@ class PipelineWalk:
         forwarded: Callable[[Sequence[RankOutputs]], None],
         forwards_over: Callable[[], None],
         backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
-        backward_over: Callable[[int], None] = lambda _: None,
+        weights: WeightCalls = WeightCalls(),
         goes_on: bool = False,
     ) -> None:
         """Forwards and backwards in the order of the schedule `name`. goes_on: whether others
@@ -88,9 +101,10 @@ class PipelineWalk:
 
         forwarded: is called after each forward with its outputs. forwards_over: once, when this
         rank has no forward left, and what its last one made departs. backwards: before each
-        backward, and gives the gradients of its outputs. backward_over: after it, with its stage.
-        """
+        backward, and gives the gradients of its outputs. weights: around what makes the gradients
+        of parameters, a backward or the later part of it."""
         schedule = pipeline(name, self.program.of, len(self.micro_batches))
+        self._divides = schedule.divides
         walked = self._instructions(schedule)
         runs = [i.action for i in walked if isinstance(i, Run)]
         last = max(i for i, a in enumerate(runs) if a.kind == "F")
@@ -105,8 +119,7 @@ class PipelineWalk:
             if action.kind == "F":
                 forwarded(self._run_forward(action).results)
             else:
-                self._run_backward(action, backwards)
-                backward_over(action.stage)
+                self._run_back(action, backwards, weights)
         self._end()
 
     def last_backwards(self, name: str) -> dict[Action, list[str]]:
@@ -179,7 +192,9 @@ class PipelineWalk:
                 arrived[border] = x.requires_grad_(item.flows and torch.is_grad_enabled())
         first = self.first + m * self.apart
         of = m, len(self.micro_batches)
-        forward = batch.program.run(batch.parts, self.step, first, stage, arrived, of)
+        forward = batch.program.run(
+            batch.parts, self.step, first, stage, arrived, of, self._divides
+        )
         for (source, target), items in batch.program.crossings.items():
             if source == stage and not items[0].crosses:
                 self._handed[source, target, m] = {i.made: forward.made[i.made] for i in items}
@@ -187,6 +202,21 @@ class PipelineWalk:
         for made, result in zip(self._carry[m], forward.results, strict=False):
             made.update(result.carry)
         return forward
+
+    def _run_back(
+        self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
+        weights: WeightCalls,
+    ) -> None:  # fmt: skip
+        """A backward, or a part of one."""
+        if action.kind == "B" and self._divides:
+            self._run_backward(action, backwards)
+            return
+        weights.before(action)
+        if action.kind == "W":
+            self._run_weights(action)
+        else:
+            self._run_backward(action, backwards)
+        weights.after(action.stage)
 
     def _run_backward(
         self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds]
@@ -207,8 +237,15 @@ class PipelineWalk:
             if target == stage and not items[0].crosses:
                 back = [(i.made, _gradient(forward.arrived[i.made])) for i in items if i.flows]
                 self._gradients.setdefault((source, m), []).extend(back)
+        self._left[stage, m] = forward.divided
         forward.results, forward.made = [], {}
         self._finish(action)
+
+    def _run_weights(self, action: Action) -> None:
+        self._forget()
+        left = self._left.pop((action.stage, action.micro_batch))
+        assert left is not None, "gradients of weights come after those of inputs"
+        left.weights()
 
     def _received(
         self, program: Program | OpaqueProgram, stage: int, m: int

@@ -30,6 +30,7 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.recomputation import Recomputation
 from synchromesh.engine.sharding import Sharding, on_backward
 from synchromesh.programs.collectives import GroupAxis
+from synchromesh.programs.divided_backward import DividedBackward
 from synchromesh.programs.random import RandomStreams
 from synchromesh.programs.walk import Walk, run_forwards
 from synchromesh.trace.capture.coupling import settled_buffers
@@ -66,12 +67,14 @@ class ForwardResult:
     """What a forward of a micro-batch through one stage leaves for its backward.
 
     results: of each of the parts that took turns; outputs are the last stage's. arrived, made: by
-    the form in which a value is there."""
+    the form in which a value is there. divided: what is left for the gradients of weights, if they
+    come later."""
 
     results: list[RankOutputs]
     arrived: Mapping[Border, Tensor]
     made: Mapping[Border, Tensor]
     states: "list[PieceState]"
+    divided: DividedBackward | None = None
 
 
 class Program:
@@ -105,6 +108,7 @@ class Program:
         assert step.graph is not None
         self._settled = {id(tensors[name]) for name in settled_buffers(step.graph)}
         self._of = 0, 1  # which of how many micro-batches runs
+        self._divides = False  # whether the backward of the one that runs is divided
         binding = Binding(
             step, partition, self.position, tensors, holdings, self.crossings,
             self._gathering.needed,
@@ -141,6 +145,7 @@ class Program:
         stage: int | None = None,
         arrived: Mapping[Border, Tensor] | None = None,
         of: tuple[int, int] = (0, 1),
+        divides: bool = False,
     ) -> ForwardResult:
         """Forward through a stage (none: the only one) for each of the micro-batches that take
         turns.
@@ -148,17 +153,21 @@ class Program:
         micro_batches: this rank's rows under `leaf_layout` (or one of another rank), and the rows
         of all ranks. step, first: name the draws of random operators; micro-batch i draws as
         first + i. arrived: values of earlier stages, for the one micro-batch that comes then. of:
-        the place of these among the micro-batches of a step, and their number."""
-        self._of = of
+        the place of these among the micro-batches of a step, and their number. divides: whether
+        the gradients of weights come later than those of inputs."""
+        self._of, self._divides = of, divides
         parts = self._stages[next(iter(self._stages)) if stage is None else stage]
         states = [self._piece_state(i, step, first) for i in range(len(micro_batches))]
+        left = DividedBackward() if divides else None
+        for piece in states:
+            piece.leave_to(left)
         made: dict[Border, Tensor] = {}
         walks = [
             self._walk(parts, batch, rows, piece, arrived or {}, made, len(states))
             for (batch, rows), piece in zip(micro_batches, states, strict=True)
         ]
         results = run_forwards(walks, taking_turns(len(walks), parts.turns))
-        return ForwardResult(results, arrived or {}, made, states)
+        return ForwardResult(results, arrived or {}, made, states, left)
 
     def gathered(self, action: Action) -> Run:
         """The components of an action that need sharded parameters, in the order in which they
@@ -245,7 +254,7 @@ class Program:
         copied = part.changed if self._of[1] > 1 else ()
         for place in copied:
             tensors[place] = tensors[place].clone()
-        walk = part.walk_of(rows)(axis, max(1, rows), *inputs, *tensors)
+        walk = part.walk_of(rows, self._divides)(axis, max(1, rows), *inputs, *tensors)
         if part.local.layout.recompute and torch.is_grad_enabled():
             at = partial(piece.at, index, part, rows)
             walk = self._recomputation(part, axis, rows, inputs, tensors, at).watched(walk)
@@ -263,7 +272,7 @@ class Program:
         """A second walk, in backward, which draws what the first one draws and changes no buffer.
         at: names the place of its draws."""
         before = {i: tensors[i].clone() for i in part.changed}
-        walk = part.walk_of(rows, again=True)
+        walk = part.walk_of(rows, self._divides, again=True)
 
         def again() -> Walk:
             at()
@@ -305,6 +314,11 @@ class PieceState:
 
     streams: RandomStreams
     axes: Mapping[int, GroupAxis]  # by place in the chain
+
+    def leave_to(self, left: DividedBackward | None) -> None:
+        """What divided graphs leave for later goes there."""
+        for axis in self.axes.values():
+            axis.divided = left
 
     def at(self, index: int, part: BoundComponent, rows: int) -> None:
         """Comes to a component, which computes `rows` rows of this rank's own."""

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
+from synchromesh.cost.alive_bytes import held_bytes
 from synchromesh.cost.efficiency import Goal
-from synchromesh.cost.peak_memory import held_bytes
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded
 from synchromesh.estimate.datasheet import DatasheetFacts

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.programs.communicator import Communicator, Finish
+from synchromesh.programs.divided_backward import DividedBackward
 from synchromesh.programs.random import RandomStreams
 from synchromesh.values.placement import Placement, parse, shard
 
@@ -304,6 +305,7 @@ class GroupAxis:
         self.group, self.streams, self.norm = group, streams, norm
         self.size, self.index = group.size, group.index
         self.real_rows = 1  # of the block being computed; 0: what is computed is a stand-in
+        self.divided: DividedBackward | None = None  # where divided graphs leave what is later
 
     def move(self, x: Tensor, source: str, target: str, length: int = 0) -> Tensor:
         return move(x, self.group, parse(source), parse(target), length)
@@ -323,6 +325,14 @@ class GroupAxis:
 
     def stream(self, key: int, sharded: bool, rows: bool) -> None:
         self.streams.seed(key, sharded, rows)
+
+    def product(self, name: str, *given: Any) -> Tensor:
+        assert self.divided is not None
+        return self.divided.product(name, *given)
+
+    def joined(self, weight: Tensor) -> Tensor:
+        assert self.divided is not None
+        return self.divided.joined(weight)
 
     def batch_norm(self, *arguments: Any) -> Tensor:
         return self.norm.apply(NormArguments(*arguments), real=self.real_rows > 0)

@@ -20,7 +20,7 @@ from synchromesh.engine import control_channel
 from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.optimizer import clip_norm
-from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
+from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds, WeightCalls
 from synchromesh.engine.program import RankOutputs
 from synchromesh.programs.communicator import Finish
 from synchromesh.trace.capture.outputs import refuse_metrics
@@ -248,16 +248,16 @@ class Accumulation:
             if not late:
                 self._send(sums)
 
-        def backwards(action: Action, results: Sequence[RankOutputs]) -> Seeds:
+        def before_weights(action: Action) -> None:
             execution.noise.block(micro[action.micro_batch].rows)
             if last:
                 leaves = execution.workers.leaves
                 execution.sync.complete([leaves[n] for n in complete.get(action, ())])
-            return self._seeds(results, alone)
 
         walk.train(
-            active.plan.schedule, forwarded, forwards_over, backwards, execution.sync.end_backward,
-            goes_on=not last,
+            active.plan.schedule, forwarded, forwards_over,
+            lambda _, results: self._seeds(results, alone),
+            WeightCalls(before_weights, execution.sync.end_backward), goes_on=not last,
         )  # fmt: skip
         if late:
             self._send(sums)

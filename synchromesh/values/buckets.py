@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Literal, TypeVar
 
 from synchromesh.values.placement import Placement
-from synchromesh.values.schedule import Action
+from synchromesh.values.schedule import Action, weights_kind
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -206,12 +206,13 @@ def completing(
     actions: Sequence[Action], users: Mapping[str, tuple[int, int]], each: Collection[str] = ()
 ) -> dict[Action, dict[int, tuple[str, ...]]]:
     """By backward of a device group, and by component in it: the parameters whose gradients are
-    complete then.
+    complete then. Of a schedule that divides backwards it is the part that makes these gradients.
 
     That is when the first of the components that use it is done, which backward comes to last, in
     the last backward of its stage. actions: of the group, in their order. users: the stage and the
     place in the chain of that component. each: those that are summed in each backward."""
-    backwards = [action for action in actions if action.kind == "B"]
+    kind = weights_kind(actions)
+    backwards = [action for action in actions if action.kind == kind]
     last = {action.stage: action for action in backwards}
     complete: dict[Action, dict[int, tuple[str, ...]]] = {}
     for stage, last_one in last.items():

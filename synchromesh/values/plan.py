@@ -14,7 +14,8 @@ Settings:
                               stage; ranks that come again have several (interleaved schedules)
     @micro_batches=4          into how many parts the global batch is cut, each of which then lies
                               on the data ranks of every stage
-    @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved)
+    @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved,
+                              zero-bubble, zero-bubble-2: with twice the memory)
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or server:2, local:8 ... (synchronisation.py)
     @rows=3,3,2                                      shares of the rows, largest data degree
@@ -36,7 +37,8 @@ from typing import Any
 from synchromesh.values import document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.plan_item import SCHEDULES, SETTINGS, Override, Stage
+from synchromesh.values.plan_item import SETTINGS, Override, Stage
+from synchromesh.values.schedule import PIPELINES as SCHEDULES
 from synchromesh.values.synchronisation import EVERY_STEP, Synchronisation, synchronisation
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
@@ -360,6 +362,11 @@ class Plan(document.Document):
     def _of_tensor(spec: LayoutSpec) -> bool:
         return spec.name in ("tensor", "hybrid") and spec.tensor != 1
 
+    @property
+    def divides(self) -> bool:
+        """Whether the gradients of weights are made apart from those of inputs."""
+        return self.stage_count > 1 and self.schedule.startswith("zero-bubble")
+
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
         staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
@@ -367,8 +374,9 @@ class Plan(document.Document):
         executed = sync.exact or sync.alone
         faults = {
             "auto is found by the planner: write it alone": self.default.name == "auto",
-            "the schedule zero-bubble is not executed yet: use 1f1b":
-                self.schedule == "zero-bubble",
+            f"@schedule={self.schedule} makes the gradients of weights when sharded parameters "
+            "are gone again: use 1f1b, or leave sharded states (states=, sharded-data) and "
+            "servers out": self.divides and (sharded or sync.word == "server"),
             "@pieces take turns inside one stage: leave them out, or the stages":
                 staged and (self.pieces or 1) > 1,
             "@rows of several stages are not executed yet: leave them out":

@@ -18,7 +18,6 @@ SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
     "pieces",
 )  # fmt: skip
-SCHEDULES = (*PIPELINES, "zero-bubble")  # that plans may name
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
 RANGE = re.compile(r"(?<![^.])([0-9]{1,9})-([0-9]{1,9})(?![^.])")  # of them, in a pattern
@@ -233,9 +232,9 @@ def show_setting(name: str, value: Any) -> str:
 def setting_fault(name: str, value: Any) -> str:
     """What is wrong with the value of a setting; nothing where it is not given."""
     match name:
-        case "schedule" if value not in SCHEDULES:
-            known = ", ".join(SCHEDULES)
-            return f"unknown schedule {value!r}{near(value, SCHEDULES)}; known are {known}"
+        case "schedule" if value not in PIPELINES:
+            known = ", ".join(PIPELINES)
+            return f"unknown schedule {value!r}{near(value, PIPELINES)}; known are {known}"
         case "synchronisation":
             return _fault(synchronisation, value)
         case "micro_batches" | "global_batch" | "pieces":

@@ -1,15 +1,20 @@
 """A schedule: the order of forward and backward micro-batches on each group of devices, as data.
 
-An action is `2F0`: on stage 2, forward of micro-batch 0; `2B0` is its backward. A schedule is one
-list of actions per group, in the order in which its devices run them; a group that comes again
-runs several stages. The engine walks it with tensors, the predictions of `cost` with durations and
-bytes. One unit of time per action, a line per group:
+An action is `2F0`: on stage 2, forward of micro-batch 0; `2B0` is its backward. A schedule that
+divides backwards has a third kind, `2W0`: the gradients of weights, `2B0` then being those of what
+the stage was given alone, for which the stage in front waits. A schedule is one list of actions
+per group, in the order in which its devices run them; a group that comes again runs several
+stages. The engine walks it with tensors, the predictions of `cost` with durations and bytes. One
+unit of time per action, a line per group:
 
     gpipe   F0 F1 F2 .. .. B0 B1 B2   1f1b   F0 F1 .. B0 F2 B1 .. B2   interleaved: stage 2 is on
             .. F0 F1 F2 B0 B1 B2             .. F0 B0 F1 B1 F2 B2      group 0 again, 3 on group 1
 
             0F0 0F1 2F0 2F1 ... 2B0 ... 2B1 0B0 0B1        half the idle time, each action being
             ... 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1            half as long
+
+    zero-bubble   F0 F1 .. B0 W0 F2 B1 W1 B2 W2    W waits for nobody, and is done where nothing
+                  .. F0 B0 F1 B1 W0 F2 B2 W1 W2    else can be
 
 Pieces that take turns share one backward. Their forwards are cut into turns where a tensor is
 under way between ranks, so that another one computes meanwhile; `2F0.1` is the second turn of
@@ -22,16 +27,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, product
-from typing import Literal
+from math import inf
+from typing import Literal, cast
 
-ActionKind = Literal["F", "B"]
+ActionKind = Literal["F", "B", "W"]
 PIECES = 4  # micro-batches, where taking turns is tried: chosen, not measured against others
-PIPELINES = ("1f1b", "gpipe", "interleaved")
+PIPELINES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-2")
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Action:
-    """Forward (F) or backward (B) of one micro-batch on one stage, or one turn of it."""
+    """Forward (F) or backward (B) of one micro-batch on one stage, or one turn of it; or the part
+    of a backward that makes the gradients of weights (W)."""
 
     stage: int
     kind: ActionKind
@@ -48,10 +55,10 @@ class Action:
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The action whose text form is `text`; ValueError where it is none."""
-        match = re.fullmatch(r"([0-9]{1,6})([FB])([0-9]{1,6})(?:\.([0-9]{1,6}))?", text)
+        match = re.fullmatch(r"([0-9]{1,6})([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?", text)
         if not match:
             raise ValueError(f"{text[:40]!r} is no action: write it as 2F0")
-        kind: ActionKind = "F" if match[2] == "F" else "B"
+        kind = cast(ActionKind, match[2])
         return cls(int(match[1]), kind, int(match[3]), int(match[4] or 0))
 
     def of_all(self, together: int) -> "Action":
@@ -67,6 +74,8 @@ class Action:
             if turn:
                 return (Action(stage, "F", m, turn - 1),)
             return (Action(stage - 1, "F", m, turns - 1),) if stage else ()
+        if self.kind == "W":
+            return (Action(stage, "B", m),)
         own = Action(stage, "F", m, turn)
         if turn < turns - 1:
             return (own, Action(stage, "B", m, turn + 1))
@@ -95,7 +104,7 @@ class Schedule:
 
     def _check(self, stage: int, its: Sequence[tuple[Action, int]]) -> None:
         """its: the actions of a stage, and on which groups they are."""
-        kinds: tuple[ActionKind, ...] = ("F", "B") if self.trains else ("F",)
+        kinds = self.kinds
         numbers = product(kinds, range(self.micro_batches), range(self.turns))
         complete = {Action(stage, *number) for number in numbers}
         if len(its) != len(complete) or {a for a, _ in its} != complete:
@@ -113,9 +122,20 @@ class Schedule:
         return hash((self.of, self.micro_batches, self.turns))
 
     @cached_property
+    def kinds(self) -> tuple[ActionKind, ...]:
+        """The kinds of actions that there are, forwards always."""
+        there = {a.kind for actions in self.groups for a in actions}
+        return "F", *(kind for kind in ("B", "W") if kind in there)
+
+    @property
     def trains(self) -> bool:
         """Whether there are backwards."""
-        return any(a.kind == "B" for actions in self.groups for a in actions)
+        return "B" in self.kinds
+
+    @property
+    def divides(self) -> bool:
+        """Whether the gradients of weights have actions of their own."""
+        return "W" in self.kinds
 
     @cached_property
     def micro_batches(self) -> int:
@@ -155,9 +175,11 @@ class Schedule:
         return begun
 
     def in_flight(self, group: int, stage: int | None = None) -> int:
-        """The most forwards of a group, or of one of its stages, that await their backward."""
+        """The most forwards of a group, or of one of its stages, that await their backward, or
+        the last part of it."""
+        change = {"F": 1, "B": -1, "W": 0} | ({"B": 0, "W": -1} if self.divides else {})
         actions = (a for a in self.groups[group] if stage in (None, a.stage) and not a.turn)
-        return max(accumulate((1 if a.kind == "F" else -1 for a in actions), initial=0))
+        return max(accumulate((change[a.kind] for a in actions), initial=0))
 
     def grid(self) -> str:
         """A line per group, a column per unit of time; `..` where the group is idle. Actions have
@@ -172,6 +194,11 @@ class Schedule:
             cells = (at.get(t, "." * width) for t in range(int(max(at)) + 1))
             lines.append(" ".join(cells).rstrip())
         return "\n".join(lines)
+
+
+def weights_kind(actions: Iterable[Action]) -> ActionKind:
+    """The kind of those that make the gradients of weights."""
+    return "W" if any(action.kind == "W" for action in actions) else "B"
 
 
 @lru_cache(maxsize=256)
@@ -198,14 +225,34 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
     interleaved   as many micro-batches as there are groups go through a stage one after another,
                   then through the group's next (Narayanan et al. 2021, arXiv 2104.04473, 2.2)
 
-    Where no group comes again, interleaved is 1f1b. Where p groups have v equal stages each, and
-    messages take no time, m micro-batches of f and b seconds on each group take
+    zero-bubble   1f1b that fills its waiting with the gradients of weights, and holds no more
+                  micro-batches than 1f1b's first stage (ZB-H1, Qi et al. 2023, arXiv 2401.10241,
+                  section 2.1)
+    zero-bubble-2 nearly twice as many: 2 p - 1 (ZB-H2, section 2.2)
 
-        m (f + b) + (p - 1) (f + b) / v         v = 1 for gpipe and 1f1b, else p divides m"""
+    Where no group comes again, interleaved is 1f1b; where one group is alone, zero-bubble is.
+    Where p groups have v equal stages each, and messages take no time, m micro-batches of f and b
+    seconds on each group take
+
+        m (f + b) + (p - 1) (f + b) / v             v = 1 for gpipe and 1f1b, else p divides m
+
+    and where b is divided, into b seconds for inputs and w for weights,
+
+        m (f + b + w) + (p - 1) max(f + b - w, f, b)            zero-bubble, m >= p
+        m (f + b + w) + (p - 1) max(f + b - 2 w, f, b - f)      zero-bubble-2, m >= 2 p - 1, w <= b
+
+    The first of each are the paper's of table 2. It leaves out that a first stage waits for its
+    first backward and a last one for its first forward: its steps begin one after the other."""
     if name not in PIPELINES:
         raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
     listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
-    return listing.schedule("F", "B") if name == "gpipe" else listing.schedule("FB")
+    if name == "gpipe":
+        return listing.schedule("F", "B")
+    if not name.startswith("zero-bubble") or len(listing.stages) == 1:
+        return listing.schedule("FB")
+    if name == "zero-bubble-2":
+        listing.caps = [2 * cap - 1 for cap in listing.caps]
+    return listing.schedule("FBW")
 
 
 @lru_cache(maxsize=64)
@@ -232,7 +279,8 @@ class _Listing:
 
     Forwards come before backwards while a group has fewer in flight than its cap. Of either, the
     first `block` micro-batches come first, by stage (backward from the last one), then the
-    next."""
+    next. Gradients of weights come last, but before a forward for which there is no room: no group
+    keeps more micro-batches, from forward to those gradients, than the largest cap."""
 
     def __init__(self, of: Sequence[int], micro_batches: int, block: int = 1) -> None:
         if micro_batches < 1 or set(of) != set(range(max(of, default=-1) + 1)) or not of:
@@ -246,8 +294,9 @@ class _Listing:
             self.stages[group].append(stage)
         count = len(of)
         self.caps = [most_in_flight(count, its, micro_batches) for its in self.stages]
-        self.held = [0] * len(self.stages)  # forwards in flight on each group
-        self.done: dict[ActionKind, list[int]] = {"F": [0] * count, "B": [0] * count}
+        self.held = [0] * len(self.stages)  # forwards on each group that await their backward
+        self.kept = [0] * len(self.stages)  # and those that await the gradients of weights
+        self.done: dict[ActionKind, list[int]] = {kind: [0] * count for kind in ("F", "B", "W")}
         self.lists: list[list[Action]] = [[] for _ in self.stages]
 
     def schedule(self, *phases: str) -> Schedule:
@@ -257,22 +306,26 @@ class _Listing:
         return Schedule(tuple(map(tuple, self.lists)))
 
     def _add(self, kinds: str) -> None:
+        room = max(self.caps) if "W" in kinds else inf
         left = len(kinds) * len(self.of) * self.micro_batches
         groups = range(len(self.stages))
         while left:
-            begun = [a for g in groups if (a := self._next(g, kinds)) is not None]
+            begun = [a for g in groups if (a := self._next(g, kinds, room)) is not None]
             # every group may be full of micro-batches that wait for one in front of a full group
             for action in begun or [min(self._ready("F", groups), key=self._priority)]:
                 group = self.of[action.stage]
                 self.lists[group].append(action)
                 self.done[action.kind][action.stage] += 1
-                self.held[group] += 1 if action.kind == "F" else -1
+                self.held[group] += {"F": 1, "B": -1, "W": 0}[action.kind]
+                self.kept[group] += {"F": 1, "B": 0, "W": -1}[action.kind]
                 left -= 1
 
-    def _next(self, group: int, kinds: str) -> Action | None:
-        full = kinds == "FB" and self.held[group] >= self.caps[group]
-        for kind in ("B",) if full else kinds:
-            ready = self._ready("F" if kind == "F" else "B", (group,))
+    def _next(self, group: int, kinds: str, room: float) -> Action | None:
+        full = len(kinds) > 1 and self.held[group] >= self.caps[group]
+        for kind in kinds[1:] if full else kinds:
+            ready = self._ready(cast(ActionKind, kind), (group,))
+            if kind == "F" and ready and self.kept[group] >= room:
+                ready = self._ready("W", (group,))
             if ready:
                 return min(ready, key=self._priority)
         return None
@@ -284,6 +337,8 @@ class _Listing:
             m, limits = self.done[kind][stage], [self.micro_batches]
             if kind == "F":
                 limits += self.done["F"][stage - 1 : stage]
+            elif kind == "W":
+                limits += [self.done["B"][stage]]
             else:
                 limits += [self.done["F"][stage], *self.done["B"][stage + 1 : stage + 2]]
             if m < min(limits):

@@ -8,6 +8,7 @@ import torch
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.trace.partition.local import (
     Computation,
+    Division,
     Event,
     LocalComponent,
     Partition,
@@ -67,7 +68,8 @@ def drawn(
 ) -> PlannedStep:
     """A chain of components of which only events, parameters and borders are known.
 
-    parts: {"events": (...), "parameters": {name: numbers}, "inputs": (...), "outputs": (...)}.
+    parts: {"events": (...), "parameters": {name: numbers}, "inputs": (...), "outputs": (...),
+    "division": ...}.
     layouts: of each of them; one: of all.
     """
     chain, made = [], []
@@ -100,5 +102,5 @@ def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> Loc
         component, layout, torch.fx.GraphModule({}, graph),
         part.get("inputs", ()), part.get("outputs", ()),
         tuple(p.name for p in component.parameters), (), (), events, {},
-        f"{component.name} {layout.tensor}",
+        f"{component.name} {layout.tensor}", division=part.get("division", Division()),
     )  # fmt: skip

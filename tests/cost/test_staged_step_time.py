@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
-from synchromesh.cost.step_time import Traffic, best_pieces, step_time
-from synchromesh.trace.partition.local import Input, Output
+from synchromesh.cost.step_time import DIVIDED, Traffic, best_pieces, step_time
+from synchromesh.trace.partition.local import Division, Input, Output
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
 from synchromesh.values.messages import Message
@@ -21,16 +21,22 @@ def at(first: int, data: int = 1) -> Layout:
     return Layout(data, 1, first=first)
 
 
+HALF = Division(0.5)
+
+
 def chained(
-    layouts: Sequence[Layout], plan: str, rows: int = 16, parameters: Sequence[Any] = ()
-) -> PlannedStep:
+    layouts: Sequence[Layout], plan: str, rows: int = 16, parameters: Sequence[Any] = (),
+    division: Division = HALF,
+) -> PlannedStep:  # fmt: skip
     """Components each of which reads what the one before makes, 20 bytes a row."""
     parts: list[dict[str, Any]] = []
     for i in range(len(layouts)):
         value = Value(f"h{i}", (1, 5), "float32", Rows(), True)
         before = Value(f"h{i - 1}", (1, 5), "float32", Rows(), True)
         reads = (Input(before, i - 1, REPLICATED, REPLICATED, True),) if i else ()
-        part: dict[str, Any] = {"inputs": reads, "outputs": (Output(value, REPLICATED),)}
+        part: dict[str, Any] = {
+            "inputs": reads, "outputs": (Output(value, REPLICATED),), "division": division,
+        }  # fmt: skip
         if parameters:
             part["parameters"] = parameters[i]
         parts.append(part)
@@ -71,6 +77,30 @@ def test_interleaved_stages_wait_less(count: int) -> None:
         [at(0), at(1), at(0), at(1)], f"@micro_batches={count}; @schedule=interleaved"
     )
     assert step_time(planned, told(planned)).seconds == count * 6 + 6 / 2
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("weights", [0.5, 0.25])
+def test_divided_backwards_wait_less(stages: int, count: int, weights: float) -> None:
+    """m (f + b + w) + (p - 1) max(f + b - w, f, b), where dividing a backward has its cost."""
+    plan = f"@micro_batches={count}; @schedule="
+    layouts = [at(s) for s in range(stages)]
+    lengths = []
+    for schedule in ("zero-bubble", "zero-bubble-2"):
+        planned = chained(layouts, plan + schedule, division=Division(weights))
+        found = step_time(planned, told(planned))
+        w = 2 * weights * DIVIDED.seconds
+        b = 2 * DIVIDED.seconds - w
+        assert found.computed == pytest.approx(count * (1 + b + w))
+        lengths.append(found.seconds)
+    waits = (stages - 1) * max(1 + b - w, 1, b)
+    assert lengths[0] == pytest.approx(count * (1 + b + w) + waits)
+    assert lengths[1] <= lengths[0] + 1e-9
+    recomputed = chained([replace(x, recompute=True) for x in layouts], plan + "zero-bubble")
+    assert step_time(recomputed, told(recomputed)).computed == pytest.approx(
+        count * (2 + 2 * DIVIDED.seconds)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
+from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds, WeightCalls
 from synchromesh.engine.program import ForwardResult, RankOutputs
 from synchromesh.engine.sharding import Sharding
 from synchromesh.values.plan import Plan
@@ -66,12 +66,15 @@ def test_a_step_in_the_order_of_its_schedule(schedule: str) -> None:
         lambda results: asked.append(f"gave {results[0].outputs[0].item():g}"),
         lambda: asked.append("forwards over"),
         backwards,
-        lambda stage: asked.append(f"over {stage}"),
+        WeightCalls(
+            lambda action: asked.append(f"weights of {action}"),
+            lambda stage: asked.append(f"over {stage}"),
+        ),
     )
     forwards = [
         ["forward 1 of draw 10", "gave 2"], ["forward 2 of draw 14", "gave 4"],
     ]  # fmt: skip
-    backs = [[f"seeds 0B{m}", "backward", "end", "over 0"] for m in range(2)]
+    backs = [[f"weights of 0B{m}", f"seeds 0B{m}", "backward", "end", "over 0"] for m in range(2)]
     wanted = {
         "gpipe": [*forwards, ["forwards over"], *backs],
         "1f1b": [forwards[0], backs[0], forwards[1], ["forwards over"], backs[1]],

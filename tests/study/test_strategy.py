@@ -53,5 +53,6 @@ def test_what_is_no_strategy_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'dpd' is no strategy.*ddp.*choose of single, data"):
         check("dpd")
     check("sharded-data")
-    with pytest.raises(ValueError, match="zero-bubble"):
-        check("data; @schedule=zero-bubble")
+    check("pipeline:stages=2; @schedule=zero-bubble")
+    with pytest.raises(ValueError, match="stale:1"):
+        check("data; @synchronisation=stale:1")

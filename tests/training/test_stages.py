@@ -139,6 +139,16 @@ CASES: list[tuple[Case, str]] = [
     (TIED, "tensor; head=data; @stages=0-1:embed/2-3:head; @micro_batches=2"),
     (TIED, "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=interleaved"),
     (WEIGHTED, "data; @stages=0:a/1-3:c"),
+    # gradients of weights that come later
+    (SKIPS, f"{FOUR[:-1]}7; @schedule=zero-bubble"),  # 3 rows are fewer than micro-batches
+    (SKIPS, f"{FOUR[:-1]}2; @schedule=zero-bubble"),
+    (SKIPS, f"{FOUR[:-1]}9; @schedule=zero-bubble-2".replace("9", "8")),
+    (SKIPS, "hybrid:tensor=2; b=data; @stages=1,0,3,2:a; @micro_batches=3; @schedule=zero-bubble"),
+    (SKIPS, "data:recompute=yes; @stages=0-2:a/3:d; @micro_batches=4; @schedule=zero-bubble"),
+    (SKIPS, "data; @stages=0:a/1:b/0:c/1:d; @micro_batches=5; @schedule=zero-bubble"),
+    (TIED, "data; @stages=0:embed/1:middle/2,3:head; @micro_batches=4; @schedule=zero-bubble"),
+    (TIED, "data; @stages=0:embed/1:middle/0:head; @micro_batches=3; @schedule=zero-bubble-2"),
+    (SKIPS, "single; @schedule=zero-bubble; @micro_batches=3"),
 ]
 
 
@@ -244,6 +254,7 @@ CURVE = (
     "data",
     "data; @stages=0-1:a/2-3:c; @micro_batches=2",
     "data; @stages=0:a/1:b/0:c/1:d; @micro_batches=4; @schedule=interleaved",
+    "data; @stages=0:a/1:b/2:c/3:d; @micro_batches=4; @schedule=zero-bubble",
     "tensor",
     "single",
     "hybrid:tensor=2; @stages=2-3:a/0-1:b; @micro_batches=2",
@@ -333,7 +344,7 @@ REFUSED = {
     "data; @stages=0-1:a/1:b": "overlap in part",
     "pipeline:stages=2,microbatches=9": "8 rows cannot be cut into 9 micro-batches",
     "data; @stages=0:a/1:b; @schedule=1f2b": "unknown schedule '1f2b'; did you mean '1f1b'",
-    "data; @stages=0:a/1:b; @schedule=zero-bubble": "zero-bubble is not executed yet",
+    "zero1; @stages=0:a/1:b; @schedule=zero-bubble": "use 1f1b, or leave sharded states",
     "data; @stages=0:a/2:b": "names rank 2, but there are 2 ranks",
 }
 

@@ -140,6 +140,15 @@ def test_a_gradient_is_complete_after_the_last_backward_of_its_first_user() -> N
     }  # fmt: skip
 
 
+def test_gradients_are_complete_when_those_of_weights_are() -> None:
+    actions = pipeline("zero-bubble", (0, 1), 2).groups[1]
+    assert list(map(str, actions)) == ["1F0", "1B0", "1F1", "1B1", "1W0", "1W1"]
+    found = completing(actions, {"early": (1, 0), "late": (1, 1)}, each={"early"})
+    assert {str(a): its for a, its in found.items()} == {
+        "1W0": {0: ("early",)}, "1W1": {0: ("early",), 1: ("late",)},
+    }  # fmt: skip
+
+
 def test_micro_batches_that_share_a_backward_count_as_one() -> None:
     actions = dict.fromkeys(a.of_all(2) for a in taking_turns(4, 3, 2).groups[0])
     assert list(map(str, actions)) == ["0F0", "0B0", "0F1", "0B1"]

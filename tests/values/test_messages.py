@@ -31,6 +31,12 @@ def test_two_stages() -> None:
         1RECV_F0 1RECV_F1 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1""")
 
 
+def test_gradients_of_weights_stand_between_messages() -> None:
+    assert shown(instructions(pipeline("zero-bubble", (0, 1), 2), chain(2))) == drawn("""
+        0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0W0 0B1 0W1
+        1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1W0 1W1""")
+
+
 def test_a_value_that_skips_stages_goes_straight_to_its_reader() -> None:
     assert shown(instructions(pipeline("1f1b", (0, 1, 2), 1), chain(3, (0, 2)))) == drawn("""
         0F0 0SEND_F0 0SEND_F0>2 0RECV_B0<2 0RECV_B0 0B0

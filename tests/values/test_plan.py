@@ -461,9 +461,10 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; a=hybrid:tensor=2; @rows=1,2; @ranks=1,0", []),
         ("auto", ["planner"]),
         (
-            "data; @stages=0:a/1:b; @schedule=zero-bubble; @rows=1,2",
-            ["zero-bubble", "@rows of several stages"],
+            "zero1; @stages=0,1:a/2,3:b; @schedule=zero-bubble; @rows=1,2",
+            ["@schedule=zero-bubble .* use 1f1b, or leave", "@rows of several stages"],
         ),
+        ("data; @stages=0:a/1:b; @schedule=zero-bubble-2", []),
         ("data; a=sharded-data", []),
         ("tensor:recompute=yes", []),
         ("data; @synchronisation=local:8", []),

@@ -1,6 +1,7 @@
 """A schedule: pictures of each kind, lengths, and what makes a list of actions no schedule."""
 
 import random
+from itertools import product
 
 import pytest
 
@@ -33,6 +34,13 @@ def length(schedule: Schedule, forward: float = 1, backward: float = 1) -> float
     return max(begun + seconds(action) for action, begun in schedule.times(seconds).items())
 
 
+def parted_length(schedule: Schedule, forward: float, inputs: float, weights: float) -> float:
+    """The same, of a schedule that divides backwards."""
+    parts = {"F": forward, "B": inputs, "W": weights}
+    begun = schedule.times(lambda action: parts[action.kind])
+    return max(time + parts[action.kind] for action, time in begun.items())
+
+
 def test_gpipe() -> None:
     assert pipeline("gpipe", (0, 1, 2), 3).grid() == drawn("""
         F0 F1 F2 .. .. .. .. B0 B1 B2
@@ -60,6 +68,25 @@ def test_interleaved() -> None:
         ... 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3""")
     for m in (1, 2, 5):
         assert pipeline("interleaved", (0, 1, 2), m) == pipeline("1f1b", (0, 1, 2), m)
+
+
+def test_zero_bubble() -> None:
+    """The first is ZB-H1 as the paper draws it (figure 3)."""
+    assert pipeline("zero-bubble", (0, 1, 2, 3), 8).grid() == drawn("""
+        F0 F1 F2 F3 .. .. .. B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7
+        .. F0 F1 F2 .. .. B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7
+        .. .. F0 F1 .. B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7
+        .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7""")
+    assert pipeline("zero-bubble", (0, 1), 3).grid() == drawn("""
+        F0 F1 .. B0 W0 F2 B1 W1 B2 W2
+        .. F0 B0 F1 B1 W0 F2 B2 W1 W2""")
+    assert pipeline("zero-bubble-2", (0, 1, 2), 5).grid() == drawn("""
+        F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4
+        .. F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
+        .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4""")
+    for name in ("zero-bubble", "zero-bubble-2"):
+        assert pipeline(name, (0,), 3) == pipeline("1f1b", (0,), 3), "nobody waits"
+        assert pipeline(name, (0, 1), 2).divides and not pipeline("1f1b", (0, 1), 2).divides
 
 
 def test_an_evaluation_runs_forward_only() -> None:
@@ -106,6 +133,35 @@ def test_lengths_and_micro_batches_in_flight(groups: int) -> None:
 
 
 @pytest.mark.parametrize("groups", range(2, 9))
+def test_zero_bubble_waits_as_the_paper_says(groups: int) -> None:
+    """(p - 1) max(f + b - w, f, b), of equal times a third of 1F1B's (p - 1)(f + b + w), and
+    (p - 1) max(f + b - 2 w, f, b - f) with more in flight."""
+    draw = random.Random(groups)
+    for count, number in product(range(1, 20), range(12)):
+        f, b, w = parts = [draw.randint(1, 9) for _ in range(3)] if number else [1, 1, 1]
+        first, second = (
+            parted_length(pipeline(name, again(groups, 1), count), *parts)
+            for name in ("zero-bubble", "zero-bubble-2")
+        )
+        waited, again_waited = (length - count * (f + b + w) for length in (first, second))
+        if count >= groups:
+            assert waited == (groups - 1) * max(f + b - w, f, b)
+            assert number or waited == (groups - 1) * (f + b + w) / 3
+        if count >= 2 * groups - 1 and w <= b:
+            assert again_waited == (groups - 1) * max(f + b - 2 * w, f, b - f)
+        assert (groups - 1) * f <= min(waited, again_waited)
+        assert max(waited, again_waited) <= (groups - 1) * (f + b + w), "as 1F1B at most"
+
+
+@pytest.mark.parametrize("groups", range(1, 9))
+def test_zero_bubble_holds_what_1f1b_holds_on_its_first_stage(groups: int) -> None:
+    for count in range(1, 20):
+        for name, most in (("zero-bubble", groups), ("zero-bubble-2", 2 * groups - 1)):
+            made = pipeline(name, again(groups, 1), count)
+            assert max(made.in_flight(g) for g in range(groups)) <= min(most, count)
+
+
+@pytest.mark.parametrize("groups", range(2, 9))
 @pytest.mark.parametrize("times", [2, 3])
 def test_interleaving_divides_what_is_idle(groups: int, times: int) -> None:
     """m (f + b) + (p - 1)(f + b) / v; each of the v stages of a group takes f / v and b / v."""
@@ -142,6 +198,7 @@ def test_any_stages_on_any_groups_are_complete(name: str) -> None:
 def test_actions_have_a_text_form() -> None:
     assert str(Action(2, "F", 0)) == "2F0" and Action.parse("12B7") == Action(12, "B", 7)
     assert str(Action(2, "F", 0, 1)) == "2F0.1" and Action.parse("2F0.1") == Action(2, "F", 0, 1)
+    assert str(Action(2, "W", 0)) == "2W0" and Action.parse("2W0") == Action(2, "W", 0)
     for text in ("2X0", "F0", "2F", "2F0 ", "2F0."):
         with pytest.raises(ValueError, match="is no action: write it as 2F0"):
             Action.parse(text)
@@ -165,8 +222,12 @@ def test_lists_that_are_no_schedule() -> None:
     turns = tuple(map(Action.parse, ["0F0", "0F0.1", "0B0", "0B0.1"]))
     with pytest.raises(ValueError, match="waits for ever at 0B0"):
         Schedule((turns,), turns=2)
-    with pytest.raises(ValueError, match="no schedule 'zero-bubble' is built; there are 1f1b"):
-        pipeline("zero-bubble", (0, 1), 2)
+    with pytest.raises(ValueError, match="should run F and B and W of micro-batches 0 to 0"):
+        made("0F0 0B0 0W0", "1F0 1B0")
+    with pytest.raises(ValueError, match="waits for ever at 0W0"):
+        made("0F0 0W0 0B0")
+    with pytest.raises(ValueError, match="no schedule '2f2b' is built; there are 1f1b"):
+        pipeline("2f2b", (0, 1), 2)
     for of, count in (((0, 2), 1), ((), 1), ((0, 1), 0)):
         with pytest.raises(ValueError, match="at least one micro-batch and stage"):
             pipeline("1f1b", of, count)

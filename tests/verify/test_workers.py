@@ -39,8 +39,9 @@ def test_workers_are_proved_by_one_process(name: str, plan: str, word: str) -> N
     assert found["sent_bytes_compared"]
 
 
-def test_workers_have_stages() -> None:
-    plan = "pipeline:stages=2,microbatches=3; @synchronisation=local:2"
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_workers_have_stages(schedule: str) -> None:
+    plan = f"pipeline:stages=2,microbatches=3; @schedule={schedule}; @synchronisation=local:2"
     found = document("cnn", plan, 5)
     assert found["passed"], found["faults"]
     assert found["sent_bytes_per_step"] == found["explained_sent_bytes_per_step"]

@@ -68,6 +68,17 @@ Event = Computation | Communication
 
 
 @dataclass(frozen=True)
+class Division:
+    """What of a backward can come later, as a pipeline's schedule may have it (`division.py`).
+
+    weights: the share of its work that makes the gradients of weights; half where no graph says
+    it. waiting: the values and gradients, on one rank, that are there until then."""
+
+    weights: float = 0.5
+    waiting: tuple[tuple[Value, Placement], ...] = ()
+
+
+@dataclass(frozen=True)
 class LocalComponent:
     """One component as one rank runs it; the same for every rank of the axis."""
 
@@ -83,6 +94,7 @@ class LocalComponent:
     unsharded: Mapping[str, str]  # parameter -> why it is replicated
     program: str  # what it computes, whatever its names: `program_of`
     arrivals: int = 0  # how many of the first events bring inputs over the border
+    division: Division = Division()
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -191,7 +203,8 @@ KEEP_NOTHING = {
     "flatten", "narrow", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
     "squeeze", "stack", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
 }  # fmt: skip
-MOVES = ("move", "stream")  # methods of the axis of which it keeps nothing either
+# methods of the axis of which it keeps nothing either
+MOVES = ("move", "stream", "joined")
 
 
 def repeated(graph: Graph) -> int:

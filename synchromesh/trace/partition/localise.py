@@ -24,9 +24,11 @@ from synchromesh.values.placement import Placement
 from synchromesh.values.traffic import Collective
 
 from .analysis import why_replicated
+from .division import WeightUses, operations
 from .local import (
     Communication,
     Computation,
+    Division,
     Event,
     Input,
     LocalComponent,
@@ -172,6 +174,7 @@ class LocalGraph:
     form: str  # `form_of` of the graph
     events: tuple[Event, ...]  # without inputs that arrive
     unsharded: tuple[str, ...]  # of each parameter, why it is replicated; "": it is not
+    division: Division
 
 
 class LocalGraphWriter:
@@ -186,6 +189,7 @@ class LocalGraphWriter:
         self.graph = Graph()
         self.events: list[Event] = []
         self.computed = 0.0  # operations since the last event
+        self.work: dict[Node, float] = {}  # `division.operations` of nodes
         self.sent_by: dict[Node, int] = {}  # the event that a node runs
         self.forms: dict[tuple[Tensor, Placement], Node] = {}
         self.made: dict[Tensor, Placement] = {}
@@ -273,7 +277,9 @@ class LocalGraphWriter:
             self.graph.call_method("stream", key)
         emit = Emit(self.graph, self.axis)
         made = spec.replace(emit, given) if spec.replace else emit.original(node, given)
-        self.computed += self.strategies.operators[i].work * spec.share
+        operator = self.strategies.operators[i]
+        self.computed += operator.work * spec.share
+        self.work[made] = operations(operator) * spec.share
         if spec.collectives:
             self.communicate(made, spec.collectives, pauses=False)
         if isinstance(meta.value(node), tuple):
@@ -302,7 +308,26 @@ class LocalGraphWriter:
             for n in self.subgraph.parameters
         )
         module = torch.fx.GraphModule({}, self.graph)
-        return LocalGraph(module, form_of(self.graph), tuple(self.events), tuple(unsharded))
+        return LocalGraph(
+            module, form_of(self.graph), tuple(self.events), tuple(unsharded), self._division()
+        )
+
+    def _division(self) -> Division:
+        inputs = [(self.forms[t, x.want], x) for t, x in self.borders.inputs[self.subgraph.index]]
+        uses = WeightUses(self.graph, [node for node, _ in inputs], self._trained())
+        flowing = [node for node, x in inputs if x.source is not None and x.flows]
+        return uses.division(self.graph, flowing, self.work, {
+            node: (value_of(tensor), state)
+            for (tensor, state), node in self.forms.items()
+            if tensor[1] >= 0  # a value, not a tuple of them
+        })  # fmt: skip
+
+    def _trained(self) -> list[Node]:
+        component = self.problem.step.chain.components[self.subgraph.index]
+        trained = {p.name for p in component.parameters if p.trainable}
+        states = self.assignment.placeholders
+        weights = (n for n in self.subgraph.parameters if meta.name(n) in trained)
+        return [self.forms[(n, 0), states[n, self.layout]] for n in weights]
 
 
 def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalComponent:
@@ -325,7 +350,7 @@ def _local(borders: Borders, subgraph: Subgraph, written: LocalGraph) -> LocalCo
         events=(*borders.moves[index], *written.events),
         unsharded={name: why for name, why in reasons if why},
         program=program_of(written.form, inputs, tensors, constants, layout),
-        arrivals=len(borders.moves[index]),
+        arrivals=len(borders.moves[index]), division=written.division,
     )  # fmt: skip
 
 
