@@ -277,7 +277,12 @@ def test_a_deep_model_on_a_slow_network_is_cut_into_stages() -> None:
     assert len(best.plan.stages) > 1
     assert best.plan.micro_batches > 1
     assert 1.5 * best.seconds < min(by_plan["data"], by_plan["tensor"], by_plan["single"])
-    assert {c.plan.schedule for c in made.candidates} >= {"1f1b", "gpipe", "interleaved"}
+    assert {c.plan.schedule for c in made.candidates} >= {
+        "1f1b",
+        "gpipe",
+        "interleaved",
+        "zero-bubble",
+    }
 
 
 class Uneven(nn.Module):

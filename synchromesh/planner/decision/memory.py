@@ -121,7 +121,8 @@ def in_micro_batches(problem: PlanningProblem, plan: Plan, most: int = 64) -> It
 
 
 def _saving(plan: Plan, states: ShardStates, recompute: bool) -> Plan:
-    """The plan with all components saving alike, as far as each layout allows it."""
+    """The plan with all components saving alike, as far as each layout allows it. States are not
+    sharded where backwards are divided."""
 
     def saving(spec: LayoutSpec) -> LayoutSpec:
         if spec.name == "sharded-data":
@@ -130,7 +131,8 @@ def _saving(plan: Plan, states: ShardStates, recompute: bool) -> Plan:
         return replace(spec, states=level, recompute=recompute)
 
     overrides = tuple(replace(o, spec=saving(o.spec)) for o in plan.overrides)
-    return replace(plan, default=saving(plan.default), overrides=overrides)
+    schedule = "1f1b" if plan.divides and states != "none" else plan.schedule
+    return replace(plan, default=saving(plan.default), overrides=overrides, schedule=schedule)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 order        ranks as they are; where some are slow, also the slow ones first and last
 degrees      one for each stage; also one for each component, where that is quicker
-schedules    1f1b; gpipe, which waits less for messages; the best of interleaved 1f1b"""
+schedules    1f1b; gpipe, which waits less for messages; zero bubble, which waits less for other
+             stages, and with twice the memory less still; the best of interleaved 1f1b"""
 
 import math
 from collections import Counter
@@ -83,7 +84,8 @@ def _scheduled(
     plan = plan_of(best, planned.names, uniform.degrees, order, planned.modules)
     yield plan
     if best.micro_batches > 1 and best.chunks == 1:
-        yield replace(plan, schedule="gpipe")
+        for schedule in ("gpipe", "zero-bubble", "zero-bubble-2"):
+            yield replace(plan, schedule=schedule)
 
 
 def plan_of(

@@ -106,6 +106,17 @@ def test_no_more_is_saved_than_must_be(facts: tuple[PartitionCache, Profile]) ->
     assert texts(facts, "data", 0.0) == least, "the least that is lacking is said"
 
 
+def test_states_are_sharded_under_a_schedule_that_may(
+    facts: tuple[PartitionCache, Profile],
+) -> None:
+    names = traced("gpt2").chain.names
+    plan = f"data; @stages=0,1:{names[0]}/2,3:{names[3]}; @micro_batches=2; @schedule=zero-bubble"
+    found = [Plan.parse(text) for text in texts(facts, plan)]
+    assert found and not any(p.unsupported() for p in found)
+    schedules = {any(s.states != "none" for s in p.specs): p.schedule for p in found}
+    assert schedules == {True: "1f1b", False: "zero-bubble"}, "recomputation goes with both"
+
+
 def test_micro_batches_that_take_turns_are_one_where_four_lack_memory() -> None:
     partitions = PartitionCache(PlanningProblem(traced("gpt2"), 64, 4, limits=(1e12,) * 4))
     known = profiled(uniform_partitions(partitions))
