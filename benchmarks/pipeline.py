@@ -26,7 +26,7 @@ from benchmarks import bubble
 from benchmarks.deep import Shape
 from benchmarks.machine import machine
 from benchmarks.part import Part
-from benchmarks.strategy import TENSOR, VISITS
+from benchmarks.strategy import ALONE, TENSOR, VISITS
 from benchmarks.turns import Job, Measured, deviation, ratios
 from synchromesh.lab import HostFailed
 
@@ -46,7 +46,8 @@ class Goal:
 
 
 def local(ranks: int) -> tuple[Part, list[Goal]]:
-    ends = [f"{schedule}:{ranks}:{MICRO_BATCHES}" for schedule in VISITS]
+    both = [schedule for schedule in VISITS if schedule not in ALONE]
+    ends = [f"{schedule}:{ranks}:{MICRO_BATCHES}" for schedule in both]
     goals = [Goal(f"ours:{end}", f"torch:{end}", 1.0) for end in ends]
     names = tuple(name for goal in goals for name in (goal.rival, goal.ours))
     return Part(f"local{ranks}", ranks, Job(names)), goals
