@@ -30,6 +30,7 @@ LAYERS = (
     "planner.chain",
     "planner.stages",
     "planner.decision",
+    "compression",
     "programs",
     "estimate",
     "results",

@@ -40,6 +40,7 @@ class ModelState:
         }
         self.settle: Callable[[], None] = lambda: None  # before it is one optimizer's
         self.outer: list[Tensor] = []  # of an outer optimizer (training/workers.py)
+        self.residuals: list[Tensor] = []  # of compressed gradients (training/gradient_sums.py)
         self.firsts: frozenset[str] = frozenset()  # tensors of which rank 0's alone count
         self._start_optimizer(counters=True)
 

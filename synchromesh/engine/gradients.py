@@ -4,188 +4,21 @@ Parameters are assigned to buckets, and these are sent, by `values/buckets.py`: 
 so that every rank sends alike and a resumed run adds up in the order of the first one (DDP, which
 rebuilds its buckets after the first step, does not).
 
-A gradient is copied once, into its bucket. Each bucket ends with one number for each parameter,
-how many ranks had a gradient: where none had, `grad` stays None."""
+Buckets of which every rank gets all are in `gradient_buckets.py`, those of which each gets a part
+are here."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.groups import Group
+from synchromesh.engine.gradient_buckets import Bucket, CompressedBucket, FlatBucket, Summed
 from synchromesh.engine.servers import start_push
 from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
-from synchromesh.trace.partition.local import LocalComponent
 from synchromesh.values import buckets
-from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
-from synchromesh.values.holding import Holding
-from synchromesh.values.layout import stages_of
-from synchromesh.values.placement import REPLICATED, Placement
+from synchromesh.values.buckets import BucketEvent, Sending, SendingRules
 from synchromesh.values.traffic import served_bytes
-
-
-@dataclass(frozen=True)
-class Summed:
-    """A parameter whose gradient is summed over a group.
-
-    whole: what programs compute with, where this rank keeps a part of it, along `part_placement`.
-    each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
-    stages of this rank that use it: what the others' backwards give has been added up by then.
-    most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
-    this one. servers: the first so many ranks of the group have the parts; 0: all have one."""
-
-    parameter: nn.Parameter
-    group: Group
-    whole: nn.Parameter | None = None
-    part_placement: Placement = REPLICATED
-    each_backward: bool = False
-    stages: tuple[int, ...] = (0,)
-    most_bytes: int | None = None
-    servers: int = 0
-
-    @classmethod
-    def of(
-        cls, holding: Holding, parameter: nn.Parameter, whole: nn.Parameter | None, group: Group,
-        stages: tuple[int, ...],
-    ) -> "Summed":  # fmt: skip
-        """Of a parameter that lies so."""
-        if not holding.scattered:
-            return cls(parameter, group, stages=stages, most_bytes=holding.local_bytes)
-        servers = holding.parts if holding.servers else 0
-        return cls(
-            parameter, group, whole, holding.part_placement, holding.each_backward, stages,
-            holding.local_bytes, servers,
-        )  # fmt: skip
-
-    @property
-    def leaf(self) -> nn.Parameter:
-        """What backward makes the gradient of."""
-        return self.parameter if self.whole is None else self.whole
-
-    @property
-    def size(self) -> int:
-        """Bytes that its gradient counts for in a bucket."""
-        return self.leaf.nbytes if self.most_bytes is None else self.most_bytes
-
-    @property
-    def kind(self) -> BucketKind:
-        """What it has in common with those that share its bucket."""
-        ranks, of = self.group.ranks, (self.parameter.dtype, self.parameter.device)
-        return BucketKind.of(ranks, of, self.part_placement, self.stages, self.each_backward)
-
-
-def users_of(components: Sequence[LocalComponent]) -> dict[str, tuple[int, ...]]:
-    """The stages that use each parameter that is trained, by its name."""
-    users: dict[str, dict[int, None]] = {}
-    for number, stage in enumerate(stages_of([local.layout for local in components])):
-        for described in (p for i in stage for p in components[i].component.parameters):
-            if described.trainable:
-                users.setdefault(described.name, {})[number] = None
-    return {name: (*stages,) for name, stages in users.items()}
-
-
-class Bucket:
-    """Parameters of one kind whose gradients are sent together: `fill` for each, `launch`,
-    `finish`."""
-
-    def __init__(self, items: Sequence[Summed]) -> None:
-        self.items, self.group, self.kind = items, items[0].group, items[0].kind
-        self.reset()
-
-    def reset(self) -> None:
-        """Makes the bucket ready for another backward."""
-        self.filled = [False] * len(self.items)
-        self.waiting = len(self.items)
-
-    def fill(self, index: int, gradient: Tensor) -> None:
-        """Takes one gradient in."""
-        self.waiting -= not self.filled[index]
-        self.filled[index] = True
-
-    def launch(self) -> None:
-        """Starts the sum; gradients that are missing here count as zero."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Waits for the sum, where it was started; `grad` of each parameter has it then."""
-        raise NotImplementedError
-
-    def fill_accumulated(self) -> None:
-        """Takes in what only an earlier micro-batch gave a gradient of."""
-        for index, item in enumerate(self.items):
-            if not self.filled[index] and item.leaf.grad is not None:
-                self.fill(index, item.leaf.grad)
-
-    def forget(self) -> None:
-        """After a step that failed, maybe on this rank alone: what is on its way is of no use."""
-        self.reset()
-
-
-class FlatBucket(Bucket):
-    """Gradients that every rank gets the sum of: they lie in one flat tensor from the first step
-    on, and `parameter.grad` is a view of it."""
-
-    def __init__(self, items: Sequence[Summed]) -> None:
-        parameters = [item.parameter for item in items]
-        numbers = sum(p.numel() for p in parameters)
-        first = parameters[0]
-        self.flat = torch.zeros(numbers + len(parameters), dtype=first.dtype, device=first.device)
-        self.views: list[Tensor] = []
-        start = 0
-        for p in parameters:
-            self.views.append(_like(p, self.flat[start : start + p.numel()]))
-            start += p.numel()
-        self.counts = self.flat[numbers:]
-        self.payload = numbers * first.element_size()
-        self.work: Any = None
-        self._given: dict[int, Tensor] = {}  # gradients that are not copied yet, by index
-        super().__init__(items)
-
-    def fill(self, index: int, gradient: Tensor) -> None:
-        """Takes one gradient in, which is copied with the others."""
-        if gradient is not self.views[index]:
-            self._given[index] = gradient.to_dense() if gradient.is_sparse else gradient
-        super().fill(index, gradient)
-
-    def launch(self) -> None:
-        """Starts the all-reduce; `grad` of each parameter becomes a view of what is summed."""
-        if self._given:
-            torch._foreach_copy_([self.views[i] for i in self._given], [*self._given.values()])
-            for index in self._given:
-                self.items[index].parameter.grad = self.views[index]
-            self._given.clear()
-        if self.waiting:  # parameters without a gradient here, which other ranks may have
-            for view, filled in zip(self.views, self.filled, strict=True):
-                if not filled:
-                    view.zero_()
-            self.counts.copy_(torch.tensor(self.filled, dtype=self.flat.dtype))
-        else:
-            self.counts.fill_(1)
-        self.group.world.ledger.add("all_reduce", self.payload, self.group.size)
-        self.work = self.group.all_reduce(self.flat, asynchronous=True, counted=False)
-
-    def finish(self) -> None:
-        """Waits for the sum; gradients that other ranks alone had appear."""
-        if self.work is None:
-            return
-        self.group.world.wait(self.work)
-        self.work = None
-        if self.waiting:
-            gradients = zip(self.items, self.views, self.filled, self.counts.tolist(), strict=True)
-            for item, view, filled, count in gradients:
-                if not filled and count:
-                    item.parameter.grad = view
-
-    def forget(self) -> None:
-        """See `Bucket.forget`; waits for it, as its memory is used again."""
-        if self.work is not None:
-            self.group.world.wait(self.work)
-            self.work = None
-        self._given.clear()
-        super().forget()
 
 
 class ScatterBucket(Bucket):
@@ -265,7 +98,9 @@ class ScatterBucket(Bucket):
 
 
 def bucket_of(items: Sequence[Summed]) -> Bucket:
-    return ScatterBucket(items) if items[0].part_placement.sharded else FlatBucket(items)
+    if items[0].part_placement.sharded:
+        return ScatterBucket(items)
+    return CompressedBucket(items) if items[0].compressor else FlatBucket(items)
 
 
 class GradientSync:
@@ -287,6 +122,7 @@ class GradientSync:
         items = [(b.kind, range(len(b.items))) for b in self._buckets]
         self._sending = Sending(items, SendingRules(late=late))
         self._armed = False
+        self.scale = 1.0  # by which the last sums were multiplied
         self._complete: set[nn.Parameter] = set()  # after the backward to come
         self._hooks = [
             item.leaf.register_post_accumulate_grad_hook(self._hook(number, index))
@@ -323,6 +159,11 @@ class GradientSync:
                     bucket.finish()
 
     @property
+    def compressed(self) -> list[CompressedBucket]:
+        """The buckets that are sent compressed, in their order."""
+        return [b for b in self._buckets if isinstance(b, CompressedBucket)]
+
+    @property
     def _summed_once(self) -> list[Bucket]:
         return [bucket for bucket in self._buckets if not bucket.kind.stages]
 
@@ -351,12 +192,18 @@ class GradientSync:
                 self._buckets[event.bucket].fill_accumulated()
             self._carry_out([event])
         for bucket in self._buckets:
-            bucket.finish()
+            bucket.advance()
+        self._finish_buckets()
         for p in self._alone:
             if p.grad is not None and p.grad.is_sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
+        self.scale = 1.0 if scale is None else scale
         if scale is not None:
             self._scale(scale)
+
+    def _finish_buckets(self) -> None:
+        for bucket in self._buckets:
+            bucket.finish()
 
     def _scale(self, scale: float) -> None:
         shared = (item.parameter for bucket in self._buckets for item in bucket.items)
@@ -378,20 +225,8 @@ class GradientSync:
         """Takes the hooks away; gradients stay as they are."""
         for hook in self._hooks:
             hook.remove()
-        for bucket in self._buckets:
-            if not bucket.group.world.lost:  # else nobody may come to the sum
-                bucket.finish()
+        if not any(bucket.group.world.lost for bucket in self._buckets):
+            self._finish_buckets()  # else nobody may come to the sum
         self._hooks, self._buckets, self._alone = [], [], []
         self._sending = Sending([])
         self._armed = False
-
-
-def _like(p: Tensor, flat: Tensor) -> Tensor:
-    """A view of `flat` laid out as `p`, so that the optimizer runs along both."""
-    dense = sorted(zip(p.stride(), p.shape, strict=True))
-    expected = 1
-    for stride, length in dense:
-        if length != 1 and stride != expected:
-            return flat.view(p.shape)
-        expected *= length
-    return flat.as_strided(p.shape, p.stride(), flat.storage_offset())

@@ -77,7 +77,8 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     cut, devices = partitions.partition(plan), len(problem.ranks(plan))
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    held = holdings(tensors.values(), cut.placements, devices, plan.sync)
+    placed, words = cut.placements, plan.compression
+    held = holdings(tensors.values(), placed, devices, plan.sync, words)
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 

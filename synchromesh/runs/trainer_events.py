@@ -66,7 +66,7 @@ def memory_tracker(trainer: Trainer) -> MemoryTracker:
     model = trainer.model
     return MemoryTracker(
         model.parameters.values(), model.buffers.values(), trainer.optimizer,
-        states=trainer.state.outer,
+        states=(*trainer.state.outer, *trainer.state.residuals),
     )  # fmt: skip
 
 

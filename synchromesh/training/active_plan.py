@@ -135,8 +135,8 @@ class PlanCheck:
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
         made = known or partition(step, layouts, rows=rows, pins=pins)
-        described = self._model.described.values()
-        placed = holdings(described, made.placements, len(ranks), plan.sync)
+        tensors, words = self._model.described.values(), plan.compression
+        placed = holdings(tensors, made.placements, len(ranks), plan.sync, words)
         refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)
@@ -261,6 +261,8 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
         why = "losses take turns, each with a gradient of its own"
     if plan.sync.alone:
         why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
+    if plan.compressed:
+        why = f"gradients are sent with a loss (@compression={plan.compression})"
     return why if options.noise_scale else ""
 
 

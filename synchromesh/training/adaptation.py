@@ -67,7 +67,7 @@ class Adaptation:
         """Notes what a step on `rows` global rows took, of which it waited a part for other
         ranks; the adapter acts on a drift. steps: done; to_come: 0 where that is not known."""
         adapter, active = self.adapter, self._execution.active
-        if adapter is None or not active.plan.sync.usual:  # which a switch has asked for
+        if adapter is None or not active.plan.usual:  # which a switch has asked for
             return None
         planning, pieces = self._execution.planning, self._execution.pieces
         if self._resized(rows, planning.rows):

@@ -228,7 +228,7 @@ class BatchSizes:
         adapter, plan = self._adapter(), self._execution.plan
         if adapter is not None and adapter.known.predicted:
             self._likely = [*adapter.known.predicted]
-        return [*dict.fromkeys([plan, *self._likely])] if plan.sync.usual else [plan]
+        return [*dict.fromkeys([plan, *self._likely])] if plan.usual else [plan]
 
     @property
     def _profile(self) -> Profile | None:

@@ -1,7 +1,7 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
@@ -24,7 +24,7 @@ from synchromesh.engine import batches
 from synchromesh.engine.agreement import MODELS_DIFFER, Marks, require_alike
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.device import EarlyReads
-from synchromesh.engine.gradients import GradientSync, Summed, users_of
+from synchromesh.engine.gradients import GradientSync
 from synchromesh.engine.groups import World
 from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.engine.opaque import OpaqueProgram
@@ -37,10 +37,12 @@ from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
+from synchromesh.trace.partition.local import users_of
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck, unmeasurable
 from synchromesh.training.carry import Carry
+from synchromesh.training.gradient_sums import GradientSums
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.notices import Notices
 from synchromesh.training.programs import Programs
@@ -66,10 +68,10 @@ class Execution:
         self.traces = Traces(
             model, losses, example, world, options, self.notices, planning.memory.free_bytes
         )
-        self._syncs: dict[Optimizer, GradientSync] = {}
         self.state = ModelState(model, optimizer, world)
         self.carry, self.early = Carry(options.carry, world), EarlyReads(world.device)
         self.workers = Workers(self.state, options.sync_batch_norm)
+        self.sums = GradientSums(self.state, losses, options.sync_batch_norm)
         self._check = PlanCheck(self.state, planning, self.notices, options)
         self._active: ActivePlan | None = None
         self._groups = len(optimizer.param_groups)
@@ -119,7 +121,8 @@ class Execution:
         everyone = self.world.everyone
         if on_first(everyone, lambda: (path / manifest.NAME).exists(), ""):
             wanted = {f"model/{n}": h for n, h in self.state.model_tensors("model/").items()}
-            checkpoint.load(path, wanted, self.world, allow=("optimizer/*", "carry/*", "outer/*"))
+            beside = ("optimizer/*", "carry/*", "outer/*", "residual/*")
+            checkpoint.load(path, wanted, self.world, allow=beside)
             return
         wanted = self.state.model_tensors()
         agreed(everyone, lambda: load_safetensors(path, wanted, self.model.aliases, cast=True), "")
@@ -168,7 +171,7 @@ class Execution:
         self.workers.take_means(states=True)
         # there is no way back from here: until all of it is done no plan is in force
         self._active = None
-        self._close_syncs()
+        self.sums.leave()
         moved = self.state.move(new.holdings, new.groups)
         if first:
             self._start()
@@ -179,8 +182,7 @@ class Execution:
         )
         self.sharding.whole |= self.workers.adopt(plan, new.holdings, new.groups)
         self.programs = self._programs(new)
-        trained = {turn.optimizer: turn.trained for turn in self.losses.turns}
-        self._syncs = {o: self._gradient_sync(new, names) for o, names in trained.items()}
+        self.sums.adopt(new, self.sharding.whole, self.workers.leaves)
         self.noise.adopt(
             users_of(new.partition.components), new.holdings, new.groups.position,
             self.model.parameters, self.sharding.whole,
@@ -208,34 +210,12 @@ class Execution:
     @property
     def sync(self) -> GradientSync:
         """Of the gradients of the loss whose turn it is."""
-        return self._syncs[self.losses.now.optimizer]
-
-    def _close_syncs(self) -> None:
-        for sync in self._syncs.values():
-            sync.close()
+        return self.sums.now
 
     def others_frozen(self) -> AbstractContextManager[None]:
         """Inside, what the loss whose turn it is does not train needs no gradient."""
         parameters = chain(self.model.parameters.items(), self.sharding.whole.items())
         return self.losses.now.others_frozen(parameters)
-
-    def _gradient_sync(self, active: ActivePlan, trained: Container[str] | None) -> GradientSync:
-        # batch norms of a model that runs as it is come in no order that buckets could keep
-        late = active.step.opaque and self.options.sync_batch_norm
-        # a gradient that stages share: another stage's last backward may wait for this one's
-        late = late or (self.world.blocking and active.plan.stage_count > 1)
-        return GradientSync(self._summed(active, trained), late=late)
-
-    def _summed(self, active: ActivePlan, trained: Container[str] | None) -> list[Summed]:
-        summed = []
-        for name, stages in users_of(active.partition.components).items():
-            holding, leaf = active.holdings[name], self.workers.leaves[name]
-            here = active.groups.position in holding.positions
-            if not here or (trained is not None and name not in trained):
-                continue
-            whole, group = self.sharding.whole.get(name), active.groups.sum_group(holding)
-            summed.append(Summed.of(holding, leaf, whole, group, stages))
-        return summed
 
     def abandon(self) -> None:
         """After a step that failed: nothing of its backwards is summed or measured."""
@@ -266,8 +246,8 @@ class Execution:
         """Why no other plan could be found while it trains; empty where one could."""
         if self.losses.several:
             return "losses take turns, so that what a step takes says nothing of the plan"
-        if not self.active.plan.sync.usual:
-            return f"{self.active.plan.synchronisation} is no plan that would be found"
+        if not self.active.plan.usual:
+            return f"{self.active.plan} is no plan that would be found"
         return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
 
     def settle(self, states: bool = False) -> None:
@@ -367,7 +347,8 @@ class Execution:
 
     def local_tensors(self) -> dict[str, LocalTensor]:
         own = self.carry.local_tensors()
-        return {**self.state.local_tensors(), **own, **self.workers.momentum()}
+        own |= {**self.workers.momentum(), **self.sums.residuals()}
+        return {**self.state.local_tensors(), **own}
 
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
@@ -378,9 +359,11 @@ class Execution:
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{path}: does not fit: {error}") from None
             outer = self.workers.momentum(new=True)
-            wanted = {**self.state.local_tensors(), **stored, **outer}
-            checkpoint.load(path, wanted, self.world, allow=("outer/*",))
+            owed = self.sums.residuals(new=True)
+            wanted = {**self.state.local_tensors(), **stored, **outer, **owed}
+            checkpoint.load(path, wanted, self.world, allow=("outer/*", "residual/*"))
         self.workers.resume(self.active.plan, outer)
+        self.sums.resume(owed)
         self.carry.adopt(stored, saved.carry)
         self.noise.resume(saved.noise)
         self.workers.rows = 0
@@ -391,7 +374,7 @@ class Execution:
 
     def close(self) -> None:
         """Ends hooks and programs; the groups are the world's."""
-        self._close_syncs()
+        self.sums.close()
         self.workers.close()
         self.sharding = Sharding()
         if self._active is not None:

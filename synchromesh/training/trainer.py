@@ -52,7 +52,7 @@ class Trainer:
 
     steps           updates done
     steps_to_come   as the caller says and `update` counts down; 0: not known
-    reports         what the loss reports beside itself, since the last update (`Reports`)
+    reports, sums   what the loss reports beside itself, since the last update; sums of gradients
     on_event        is called with decisions of the adapter, what came of them, changes of batches
     stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
                     ranks' (`Stop`)"""
@@ -70,6 +70,7 @@ class Trainer:
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
         self.reports, self.workers = execution.reports, execution.workers
+        self.sums = execution.sums
         self._accumulation = Accumulation(self._execution)
         self.adaptation = Adaptation(self._execution, self.switch)
 

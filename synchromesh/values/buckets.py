@@ -42,20 +42,21 @@ class BucketKind:
 
     ranks: that sum them. scattered: whether each of these gets a part of the sum, not all of it.
     stages: of this device group that use them, where they are summed after each backward; (): once
-    in a step, after the last one."""
+    in a step, after the last one. compressor: what they are sent by; "": as they are."""
 
     ranks: Hashable
     dtype: Hashable
     scattered: bool = False
     stages: tuple[int, ...] = ()
+    compressor: str = ""
 
     @classmethod
     def of(
         cls, ranks: Hashable, dtype: Hashable, part: Placement, users: tuple[int, ...],
-        each_backward: bool,
+        each_backward: bool, compressor: str = "",
     ) -> "BucketKind":  # fmt: skip
         """Of a parameter of which a rank keeps `part`, which the stages `users` use."""
-        return cls(ranks, dtype, part.sharded, users if each_backward else ())
+        return cls(ranks, dtype, part.sharded, users if each_backward else (), compressor)
 
 
 def fill(

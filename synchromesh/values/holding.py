@@ -19,6 +19,7 @@ from math import prod
 from synchromesh.values.boxes import Box
 from synchromesh.values.buckets import fill
 from synchromesh.values.component import Parameter
+from synchromesh.values.compression import NONE, CompressedSizes, assigned, refuse_rank
 from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
 from synchromesh.values.synchronisation import Synchronisation
@@ -39,6 +40,7 @@ class Holding:
     alone: bool = False  # each data index steps by its own gradient, and takes means at times
     in_common: bool = False  # data indices have one memory of it
     servers: int = 0  # the first so many of the positions that sum its gradient keep it; 0: all
+    compressor: str = ""  # a word of `values/compression.py`; "": its gradient is sent whole
 
     @property
     def positions(self) -> Sequence[int]:
@@ -205,10 +207,11 @@ class Holding:
 
 def holdings(
     tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement],
-    devices: int, sync: Synchronisation = ONE_DEVICE,
+    devices: int, sync: Synchronisation = ONE_DEVICE, compression: str = NONE,
 ) -> dict[str, Holding]:  # fmt: skip
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
-    positions of the stages that use it; where none uses it, on all `devices`."""
+    positions of the stages that use it; where none uses it, on all `devices`. ValueError:
+    `compression` is not of these tensors."""
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
@@ -221,7 +224,26 @@ def holdings(
         common = sync.in_common and held.alone
         changed = servers > 0 or common
         made[t.name] = replace(held, servers=servers, in_common=common) if changed else held
+    return made | _compressed([h for h in made.values() if h.tensor.name in uses], compression)
+
+
+def _compressed(used: Iterable[Holding], compression: str) -> dict[str, Holding]:
+    """Those of trained parameters that are compressed."""
+    trained = {h.tensor.name: h for h in used if h.tensor.trained}
+    words = assigned(
+        compression, {n: (h.tensor.shape, h.tensor.dtype) for n, h in trained.items()}
+    )
+    made = {name: _by(trained[name], word) for name, word in words.items()}
+    refuse_rank((h.compressor, h.local_shape) for h in made.values())
     return made
+
+
+def _by(holding: Holding, word: str) -> Holding:
+    """With a compressor. Copies on tensor ranks stay equal by one sum over all of them: gradients
+    that differ by rounding may have other signs, and so would two sums."""
+    copies = holding.placement == REPLICATED and holding.layout.tensor > 1
+    placement = REPLICATED_PARTIAL_GRADIENT if copies else holding.placement
+    return replace(holding, placement=placement, compressor=word)
 
 
 def _holding(
@@ -238,6 +260,14 @@ def _holding(
     layout = Layout(len(everywhere), 1, first=everywhere[0])
     shared = () if tuple(layout.positions) == tuple(everywhere) else tuple(everywhere)
     return Holding(tensor, layout, REPLICATED_PARTIAL_GRADIENT, shared, states, alone)
+
+
+def compressed_sizes(bucket: Sequence[Holding], position: int | None = None) -> CompressedSizes:
+    """What a bucket of gradients of one compressor sends; at a position, or at most."""
+    first, ranks = bucket[0], bucket[0].gradient_layout.data
+    at_most = position is None or first.partial_gradient
+    shapes = [h.local_shape if at_most else h.local_shape_at(position or 0) for h in bucket]
+    return CompressedSizes.of(first.compressor, shapes, first.tensor.dtype, ranks)
 
 
 def averaged(held: Iterable[Holding]) -> list[list[Holding]]:

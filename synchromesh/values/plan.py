@@ -18,6 +18,7 @@ Settings:
                               zero-bubble, zero-bubble-2: with twice the memory)
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or server:2, local:8 ... (synchronisation.py)
+    @compression=classifier:powersgd:4,*:int8        what gradients are sent as; the first match
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
     @pieces=4                 into how many parts a step's rows are divided whose computation and
@@ -34,7 +35,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-from synchromesh.values import document, plan_item
+from synchromesh.values import compression, document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
 from synchromesh.values.plan_item import SETTINGS, Override, Stage
@@ -59,9 +60,11 @@ class Plan(document.Document):
     rows: tuple[int, ...] | None = None  # None: equal shares
     ranks: tuple[int, ...] | None = None  # None: 0, 1, 2, ... all of them
     pieces: int | None = None  # that take turns; None: tried in the first steps
+    compression: str = compression.NONE  # of gradients
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
+        object.__setattr__(self, "compression", compression.canonical(self.compression))
         checked = (
             "schedule", "synchronisation", "micro_batches", "global_batch", "pieces", "rows",
         )  # fmt: skip
@@ -367,6 +370,20 @@ class Plan(document.Document):
         """Whether the gradients of weights are made apart from those of inputs."""
         return self.stage_count > 1 and self.schedule.startswith("zero-bubble")
 
+    @property
+    def compressed(self) -> bool:
+        return self.compression != compression.NONE
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes what one device does."""
+        return self.sync.exact and not self.compressed
+
+    @property
+    def usual(self) -> bool:
+        """Whether the planner could have found it: sums of whole gradients in every step."""
+        return self.sync.usual and not self.compressed
+
     def unsupported(self) -> tuple[str, ...]:
         """What this version of the engine does not execute yet; a sentence each."""
         staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
@@ -390,6 +407,11 @@ class Plan(document.Document):
             f"{word}: servers have the optimizer's states, which data ranks cannot have as well: "
             "leave sharded states (states=, sharded-data) or servers out":
                 sync.servers > 0 and sharded,
+            f"@compression={self.compression} is of sums that every rank gets whole: leave sharded"
+            " states (states=, sharded-data) and servers, or @compression out":
+                self.compressed and (sharded or sync.servers > 0),
+            f"workers that train alone ({word}) send no gradients that could be compressed: leave "
+            "@synchronisation or @compression out": self.compressed and sync.alone,
         }  # fmt: skip
         return tuple(sentence for sentence, found in faults.items() if found)
 

@@ -15,8 +15,8 @@ from synchromesh.values.schedule import PIPELINES
 from synchromesh.values.synchronisation import synchronisation
 
 SETTINGS = (
-    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "rows", "ranks",
-    "pieces",
+    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "compression",
+    "rows", "ranks", "pieces",
 )  # fmt: skip
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path

@@ -124,7 +124,7 @@ class Deviations:
     on the rank that has it. All ranks call alike."""
 
     def __init__(self, trainer: Trainer, tolerance: float) -> None:
-        self._trainer = trainer
+        self._trainer, self._tolerance = trainer, tolerance
         self._deviations = {kind: Deviation(tolerance) for kind in KINDS}
 
     def loss(self, value: Tensor, computed: Computed | None, step: int) -> None:
@@ -147,7 +147,7 @@ class Deviations:
         ranks that `computed` is the reference of; None: all."""
         complete = {} if computed is None else computed.values[kind]
         floors = self._broadcast(computed and computed.floors[kind])
-        deviation = self._deviations[kind]
+        deviation = self._deviations.setdefault(kind, Deviation(self._tolerance))
         for name, shard in local.items():
             expected = self._expected(name, shard, complete.get(name), of)
             if of is not None and self._trainer.rank not in of:

@@ -19,7 +19,7 @@ from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
 from synchromesh.values.plan import Plan
-from synchromesh.values.synchronisation import Synchronisation
+from synchromesh.verify.compressed import PlayedCompression, as_reference
 from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import computed
 from synchromesh.verify.replay import OrderReplay
@@ -28,6 +28,10 @@ from synchromesh.workloads.workload import Workload
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ALONE = "workers train alone for {} steps, then take the mean of their parameters{}"
+LOSSY = (
+    "gradients are sent with a loss ({}), which each rank owes the steps to come: those that "
+    "ranks had are compared with one device, what is made of them with compressors in one process"
+)
 OUTER = ", by which an outer optimizer steps"
 WILD = "processes write one set of parameters without locks, in an order that nobody knows"
 ASYNCHRONOUS = "servers step by a worker's gradient when it comes, computed on older parameters"
@@ -171,8 +175,8 @@ def _compare(
         "explained_parameter_bytes_per_rank": held_due, "explained_sent_bytes_per_step": sent_due,
         "sent_bytes_compared": exact, "dropout_set_to_zero": dropped,
         "batch_norm": "per row block" if sync.alone else "synchronised",
-        "exact": sync.exact or (sync.in_common and not wild),
-        "reason": _reason(trainer.plan, wild), "oracle": _oracle(sync, wild),
+        "exact": trainer.plan.exact or (sync.in_common and not wild),
+        "reason": _reason(trainer.plan, wild), "oracle": _oracle(trainer.plan, wild),
         "staleness": trainer.workers.staleness(), "updates": trainer.workers.updates(),
         "passed": not deviations["faults"] and held == held_due
         and (not exact or sent == sent_due),
@@ -183,19 +187,21 @@ def _compare(
 
 def _reason(plan: Plan, wild: bool) -> str:
     """Why a plan does not compute what one device does."""
+    if plan.compressed:
+        return LOSSY.format(plan.compression)
     if plan.sync.asynchronous:
         return WILD if wild else "" if plan.sync.in_common else ASYNCHRONOUS
     outer = OUTER if plan.sync.outer_step else ""
     return ALONE.format(plan.sync.steps, outer) if plan.sync.steps else ""
 
 
-def _oracle(sync: Synchronisation, wild: bool) -> str | None:
+def _oracle(plan: Plan, wild: bool) -> str | None:
     """What one process plays; None where nothing can be proved."""
     if wild:
         return None
-    if sync.exact or sync.in_common:
+    if plan.exact or plan.sync.in_common:
         return "one device"
-    return "replay" if sync.asynchronous else "simulated workers"
+    return "replay" if plan.sync.asynchronous else "simulated workers"
 
 
 def parameter_bytes(trainer: Trainer) -> int:
@@ -212,6 +218,7 @@ def _train(
     the mean of those from one mean of parameters to the next. A carry goes from batch to batch,
     but for the last one, which begins new streams."""
     world, every = trainer.world, trainer.plan.sync.steps
+    compressed = PlayedCompression(trainer) if trainer.plan.compressed else None
     workers = Workers(trainer, reference, workload)
     sent, counted = 0, every or 1
     for step, batch in enumerate(global_batches(workload, steps, dtype), 1):
@@ -222,12 +229,18 @@ def _train(
         world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
         sent += world.ledger.sent * (step <= counted)
-        gradients = trainer.gradients()
+        gradients = whole = lossy = trainer.gradients()
+        if compressed is not None:
+            whole, lossy = compressed.step(gradients)
         workers.backward(to_device(batch, world.device))
         deviations.loss(value, workers.joint, step)
         for ranks, made in workers.made:
-            deviations.shards("gradient", gradients, made, step, ranks)
+            deviations.shards("gradient", whole, made, step, ranks)
         complete = workers.gathered(gradients)
+        if compressed is not None:
+            made_of = as_reference(dict(trainer.gathered(lossy)))
+            expected = made_of if trainer.rank == 0 else None
+            deviations.shards("compressed", gradients, expected, step)
         world.ledger.reset()
         trainer.update()
         sent += world.ledger.sent * (step <= counted)

@@ -15,6 +15,7 @@ from synchromesh.planning.live import LivePlanning
 from synchromesh.training import active_plan, execution
 from synchromesh.training.active_plan import PlanCheck
 from synchromesh.training.execution import Execution
+from synchromesh.training.gradient_sums import GradientSums
 from synchromesh.training.notices import Notices
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
@@ -45,7 +46,7 @@ DONE: tuple[tuple[Any, str], ...] = (
     (ModelState, "move"),
     (execution, "Sharding"),
     (Execution, "_programs"),
-    (Execution, "_gradient_sync"),
+    (GradientSums, "adopt"),
     (execution, "PieceCount"),
 )
 BATCH = (torch.arange(48.0).reshape(8, 6).sin().double(), torch.arange(8) % 4)

@@ -212,6 +212,7 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(st.one_of(st.none(), st.just((3, 0, 2)))),
         None if explicit else draw(st.one_of(st.none(), ranks)),
         draw(st.one_of(st.none(), st.integers(1, 2**31))),
+        draw(st.sampled_from(["none", "int8", "a.*:powersgd:4,*:topk:0.010"])),
     )
 
 
@@ -236,6 +237,9 @@ def test_every_plan_survives_its_forms(plan: Plan) -> None:
         (" data ;a = tensor; @ranks= 0,1,2,3,7 ", "data; a=tensor; @ranks=0-3,7"),
         ("pipeline:stages=2; @micro_batches=4", "pipeline:stages=2,microbatches=4"),
         ("data; @synchronisation=every-step", "data"),
+        ("data; @compression=none", "data"),
+        ("data; @compression=*:int8; @rows=3,1", "data; @compression=int8; @rows=3,1"),
+        ("data; @compression= a : topk:.50,onebit", "data; @compression=a:topk:0.5,*:onebit"),
         ("data; @schedule=1f1b; @micro_batches=1", "data"),
         ("tensor; @pieces= 04; a=data", "tensor; a=data; @pieces=4"),
         ("data; @pieces=1; @rows=3,1", "data; @rows=3,1; @pieces=1"),  # whole: nothing is tried
@@ -329,6 +333,18 @@ def test_files(tmp_path: Path) -> None:
         ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
         ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
         ("data; @synchronisation=never", "is none of every-step, server:S, "),
+        (
+            "data; @compression=int9",
+            "'int9' is no compressor; did you mean 'int8'; known are fp16",
+        ),
+        ("data; @compression=a:b:int8", "'b' is no compressor"),
+        ("data; @compression=topk:0", "'topk:0': topk takes the fraction that is sent, above 0"),
+        ("data; @compression=topk:1.5", "topk takes the fraction .* at most 1: topk:0.01"),
+        ("data; @compression=topk", "topk takes the fraction"),
+        ("data; @compression=powersgd:0", "powersgd takes a rank, a whole number of at least 1"),
+        ("data; @compression=a:powersgd:1.5", "powersgd takes a rank"),
+        ("data; @compression=onebit:2", "onebit takes no number"),
+        ("data; @compression=:int8", "pattern '': should be printable"),
         ("data; @stages=0:a; @ranks=0", "stages with their own ranks exclude @ranks"),
         ("data; @stages=0-2:a/2-3:b", "stages 0-2:a and 2,3:b overlap in part"),
         ("data; @stages=0,1:a/1,0:b", "overlap in part"),
@@ -470,6 +486,9 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; @synchronisation=local:8", []),
         ("data; @synchronisation=stale:1", ["stale:1"]),
         ("zero1; @synchronisation=local:8; @stages=0:a/1:b", ["whole optimizer state"]),
+        ("hybrid:tensor=2; @compression=int8", []),
+        ("data; a=sharded-data; @compression=int8", ["sums that every rank gets whole: leave"]),
+        ("data; @synchronisation=local:8; @compression=int8", ["send no gradients that could be"]),
     ],
 )
 def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:

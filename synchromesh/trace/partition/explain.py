@@ -22,6 +22,7 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
 )
 
+from .gradient_traffic import component_sums, gradient_traffic
 from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
 from .moves import edge_collectives
 from .shard_traffic import ShardTraffic, served_traffic, shard_traffic
@@ -108,7 +109,8 @@ def explain(
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    holding = holdings(parameters.values(), made.placements, len(ranks), plan.sync)
+    placed, words = made.placements, plan.compression
+    holding = holdings(parameters.values(), placed, len(ranks), plan.sync, words)
     applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
@@ -142,8 +144,9 @@ class _AppliedPlan:
         return self.plan.micro_rows(self.rows)
 
     def sent_bytes(self, position: int) -> int:
-        count, seldom = TrafficCount(), Fraction()
-        for kind, payload, ranks in (*self._moves(position), *self._gradients(position)):
+        count, gradients = TrafficCount(), gradient_traffic(self.made, self.holding, position)
+        seldom = Fraction()
+        for kind, payload, ranks in chain(self._moves(position), gradients):
             count.add(kind, payload, ranks)
         for s in self._shards(position):
             if s.every > 1:
@@ -166,14 +169,6 @@ class _AppliedPlan:
                     if c.kind != "send":
                         block = self._block(c, local.layout, stop - start, position)
                         yield c.kind, c.payload(block), c.ranks
-
-    def _gradients(self, position: int) -> Iterator[tuple[CollectiveKind, int, int]]:
-        used = {name for c in self.made.components for name in c.parameters}
-        for name, h in self.holding.items():
-            summed = h.tensor.trainable and name in used and not h.scattered
-            if summed and position in h.positions:
-                ranks = len(h.gradient_positions(position))
-                yield "all_reduce", h.computed_bytes_at(position), ranks
 
     def _message_bytes(self, position: int) -> int:
         crossing = chain.from_iterable(crossings(self.made).values())
@@ -218,15 +213,15 @@ class _AppliedPlan:
 
     def _of_parameters(self, local: LocalComponent) -> Iterator[SentCollective]:
         """Sums of gradients and means of parameters, by number of ranks."""
-        summed: Counter[tuple[Direction, int]] = Counter()  # bytes
-        for h in (self.holding[p.name] for p in local.component.parameters if p.trainable):
-            if h.summed and not h.scattered:
-                summed["gradient", h.gradient_layout.data] += h.local_bytes
-            if h.averaged and self.plan.sync.steps:
-                summed["parameters", h.layout.data] += h.local_bytes
-        for (what, ranks), size in sorted(summed.items()):
-            every = self.plan.sync.steps if what == "parameters" else 1
-            yield SentCollective("all_reduce", what, size, ranks, every=every)
+        own = [self.holding[p.name] for p in local.component.parameters if p.trainable]
+        for kind, size, ranks in component_sums(own):
+            yield SentCollective(kind, "gradient", size, ranks)
+        means, every = Counter[int](), self.plan.sync.steps  # bytes
+        for h in own:
+            means[h.layout.data] += h.local_bytes * h.averaged * (every > 0)
+        for ranks, size in sorted(means.items()):
+            if size:
+                yield SentCollective("all_reduce", "parameters", size, ranks, every=every)
 
 
 def _with_norms(local: LocalComponent, made: Partition) -> LocalComponent:

@@ -287,3 +287,13 @@ def deliveries(partition: Partition) -> tuple[tuple[str, tuple[Exchange, ...]], 
             for positions in readers or (maker.positions,)
         )))  # fmt: skip
     return tuple(delivered)
+
+
+def users_of(components: Sequence[LocalComponent]) -> dict[str, tuple[int, ...]]:
+    """The stages that use each parameter that is trained, by its name."""
+    users: dict[str, dict[int, None]] = {}
+    for number, stage in enumerate(stages_of([local.layout for local in components])):
+        for described in (p for i in stage for p in components[i].component.parameters):
+            if described.trainable:
+                users.setdefault(described.name, {})[number] = None
+    return {name: (*stages,) for name, stages in users.items()}

@@ -1,0 +1,59 @@
+"""Verification of plans that compress gradients: the compressors of all ranks in one process."""
+
+import pytest
+import torch
+
+from synchromesh.engine.gradient_buckets import CompressedBucket
+from tests.verify.test_workers import document
+
+LAUNCH, COLLECT = CompressedBucket.launch, CompressedBucket.collect
+pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
+
+
+def proved(name: str, plan: str, steps: int = 5, ranks: int = 4) -> None:
+    found = document(name, plan, steps, ranks)
+    assert found["passed"], found["faults"]
+    assert not found["exact"] and found["oracle"] == "simulated workers"
+    assert "sent with a loss" in found["reason"]
+    assert found["max_compressed_deviation"] < 1e-10
+    assert found["sent_bytes_per_step"] == found["explained_sent_bytes_per_step"]
+    assert found["sent_bytes_compared"]
+
+
+@pytest.mark.parametrize("word", ["fp16", "int8", "onebit", "topk:0.01", "powersgd:2"])
+@pytest.mark.parametrize("name", ["cnn", "bert", "lstm"])
+@pytest.mark.parametrize("plan", ["data", "hybrid:tensor=2"])
+def test_compressors_are_proved_by_one_process(name: str, plan: str, word: str) -> None:
+    proved(name, f"{plan}; @compression={word}")
+
+
+@pytest.mark.parametrize("word", ["int8", "topk:0.05", "powersgd:2", "hidden:powersgd:1,*:onebit"])
+def test_stages_compress(word: str) -> None:
+    proved("cnn", f"pipeline:stages=2,microbatches=3; @compression={word}")
+
+
+def test_two_compressors_are_proved() -> None:
+    proved("bert", "data; @compression=classifier:powersgd:1,*:int8", ranks=3)
+
+
+def forgetful(bucket: CompressedBucket) -> None:
+    bucket.compressor.owe(torch.zeros_like(bucket.numbers))
+    LAUNCH(bucket)
+
+
+def test_a_rank_that_forgets_what_it_owes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompressedBucket, "launch", forgetful)
+    found = document("cnn", "data; @compression=int8", 3, 2)
+    assert not found["passed"]
+    assert {fault["kind"] for fault in found["faults"]} == {"compressed"}
+
+
+def doubled(bucket: CompressedBucket) -> None:
+    COLLECT(bucket)
+    bucket.numbers.mul_(2)
+
+
+def test_gradients_that_are_wrong_before_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompressedBucket, "collect", doubled)
+    found = document("cnn", "data; @compression=int8", 3, 2)
+    assert {fault["kind"] for fault in found["faults"]} == {"gradient"}
