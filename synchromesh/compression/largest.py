@@ -19,10 +19,12 @@ class Largest(Compressor):
         numbers = x[places]
         x[places] = 0.0
         sent = torch.cat([numbers.view(torch.uint8), places.int().view(torch.uint8), flags])
+        ends = [numbers.nbytes, sent.nbytes - count - numbers.nbytes]
+        del places, numbers
         got = yield CollectiveCall("all_gather", sent, ranks * (sent.nbytes - count))
         total = self.zeros(self.sizes.numbers)
         for row in got:
-            their, at = row[:-count].split([numbers.nbytes, row.numel() - count - numbers.nbytes])
+            their, at = row[:-count].split(ends)
             # no place comes twice, so that the order of sums is that of ranks everywhere
             total.index_add_(0, at.clone().view(torch.int32), their.clone().view(self.dtype))
         return total, got[:, -count:].sum(0)

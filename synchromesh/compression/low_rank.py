@@ -48,14 +48,15 @@ class LowRank(Compressor):
     def rounds(self, flags: Tensor) -> Rounds:
         low, whole = ([*self._matrices(self.residual, is_low)] for is_low in (True, False))
         begun = map(_begun, self.factors, self._first)
-        left = [m @ q for m, q in zip(low, begun, strict=True)]
+        # thin on the left: MKL took 2 and 10 times as long for M Q and M^T P (rank 4, 1024 x 4096)
+        left = [(q.T @ m.T).T for m, q in zip(low, begun, strict=True)]
         sent = _joined([*left, *whole, flags.to(self.dtype)])
         flag_bytes = len(flags) * sent.element_size()
         got = yield CollectiveCall("all_reduce", sent, sent.nbytes - flag_bytes)
         left, own, counts = _parts(got, left, whole, [flags])
         if low:
             left = [*map(orthogonal, left)]
-            sent = _joined([m.T @ p for m, p in zip(low, left, strict=True)])
+            sent = _joined([(p.T @ m).T for m, p in zip(low, left, strict=True)])
             (right,) = _parts(sent, self.factors)
             for m, p, q in zip(low, left, right, strict=True):
                 m.addmm_(p, q.T, alpha=-1)

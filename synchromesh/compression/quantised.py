@@ -43,15 +43,17 @@ class Quantised(Compressor):
         sent = self._encode(parts)
         parts.sub_(self._decode(sent, self.dtype))
         self.residual[numbers:] = 0.0
-        packed = torch.cat([sent, flags.expand(ranks, count)], 1)
-        got = yield CollectiveCall("all_to_all", packed, sent.nbytes)
-        total = self._decode(got[:, :-count].contiguous(), self.dtype).sum(0).add_(self.second)
+        sent, size = torch.cat([sent, flags.expand(ranks, count)], 1), sent.nbytes
+        got = yield CollectiveCall("all_to_all", sent, size)
+        total, counts = self.second, got[:, -count:].sum(0)
+        for row in got[:, :-count]:
+            total += self._decode(row.clone()[None], self.dtype)[0]
         total[self._own.stop - self._own.start :] = 0.0
         sent = self._encode(total[None])
-        total.sub_(self._decode(sent, self.dtype)[0])
-        self.second.copy_(total.nan_to_num_(0.0, 0.0, 0.0))
+        total.sub_(self._decode(sent, self.dtype)[0]).nan_to_num_(0.0, 0.0, 0.0)
+        del got, row
         everyone = yield CollectiveCall("all_gather", sent[0], ranks * sent.nbytes)
-        return self._decode(everyone, self.dtype).view(-1)[:numbers], got[:, -count:].sum(0)
+        return self._decode(everyone, self.dtype).view(-1)[:numbers], counts
 
     def owed(self) -> Tensor:
         owed = super().owed()
@@ -66,8 +68,8 @@ class Quantised(Compressor):
 def to_half(x: Tensor) -> Tensor:
     """(rows, n) -> (rows, 2 n) bytes"""
     most = torch.finfo(torch.float16).max
-    # x - x: 0, but for what is not finite and must not become so
-    return x.clamp(-most, most).add_(x - x).half().view(torch.uint8)
+    total = x.sum(1, keepdim=True)  # where that is not finite, no number of the row is
+    return x.half().clamp_(-most, most).add_((total - total).half()).view(torch.uint8)
 
 
 def from_half(code: Tensor, dtype: torch.dtype) -> Tensor:
@@ -77,7 +79,8 @@ def from_half(code: Tensor, dtype: torch.dtype) -> Tensor:
 def to_int8(x: Tensor) -> Tensor:
     """(rows, n) -> (rows, n + n / 64) bytes: q, then scales m / 127 in float32."""
     blocks = x.view(len(x), -1, BLOCK)
-    scales = (blocks.abs().amax(2) / 127).float()
+    largest = torch.maximum(blocks.amax(2), -blocks.amin(2))
+    scales = (largest / 127).float()
     safe = torch.where(scales == 0, 1.0, scales).unsqueeze(2).to(x.dtype)
     numbers = (blocks / safe).round_().clamp_(-127, 127).to(torch.int8)
     return torch.cat([numbers.view(len(x), -1).view(torch.uint8), scales.view(torch.uint8)], 1)

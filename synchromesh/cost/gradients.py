@@ -6,9 +6,10 @@
 Both carry out the events of `values/buckets.py`. A parameter that several stages use is summed
 over the ranks of all of them: its bucket begins when the last of their groups comes to it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from synchromesh.cost.alive_bytes import AliveBytes
+from synchromesh.cost.compression import collectives, passed_bytes, working_bytes
 from synchromesh.cost.planned_step import (
     PlannedStep,
     collective_seconds,
@@ -20,7 +21,7 @@ from synchromesh.cost.timeline import Spans, Timelines
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules, completing
 from synchromesh.values.holding import Holding
-from synchromesh.values.profile import Profile
+from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.schedule import Action
 from synchromesh.values.traffic import CollectiveKind
 
@@ -50,7 +51,8 @@ class GroupGradients:
     def kind(self, h: Holding) -> BucketKind:
         """What it has in common with those that share its bucket."""
         ranks, users = (gradient_pattern(h), h.positions), self._stages[h.tensor.name]
-        return BucketKind.of(ranks, h.tensor.dtype, h.part_placement, users, h.each_backward)
+        part, dtype = h.part_placement, h.tensor.dtype
+        return BucketKind.of(ranks, dtype, part, users, h.each_backward, h.compressor)
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""
@@ -60,6 +62,15 @@ class GroupGradients:
         """Nothing has been sent."""
         its = [(self.kind(b[0]), [h.tensor.name for h in b]) for b in self.buckets]
         return Sending(its, rules)
+
+
+def compressed_demands(planned: PlannedStep) -> Iterator[tuple[CollectiveKind, Pattern, int]]:
+    """The collectives of compressed buckets, which nothing else of a plan asks for."""
+    for group in range(len(planned.positions)):
+        for bucket in GroupGradients(planned, group).buckets:
+            if bucket[0].compressor:
+                for kind, payload in collectives(bucket):
+                    yield kind, gradient_pattern(bucket[0]), payload
 
 
 class GradientSeconds:
@@ -101,11 +112,15 @@ class GradientSeconds:
         """Backward is over: what is left is sent, and all of it is waited for."""
         yield from self._carry_out(self._sending.finish())
         yield from self.timelines.await_all(self.group, self._sent)
+        rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
+        yield from self.line.compute(self.copy_byte * rest)
         yield from self.line.finish()
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
         for event in events:
             if event.verb == "send":
+                before, _ = passed_bytes(self.gradients.buckets[event.bucket])
+                yield from self.line.compute(self.copy_byte * before)
                 self._send(event.bucket)
             else:
                 first = self._of[event.bucket].pop(0)
@@ -114,12 +129,13 @@ class GradientSeconds:
     def _send(self, number: int) -> None:
         bucket = self.gradients.buckets[number]
         ranks, scattered = gradient_pattern(bucket[0]), bucket[0].scattered
-        kind: CollectiveKind = "reduce_scatter" if scattered else "all_reduce"
         if scattered:
+            kind: CollectiveKind = "reduce_scatter"
             seconds = shard_seconds(kind, bucket, self.profile)
-        else:
-            payload = sum(h.local_bytes for h in bucket)
-            seconds = collective_seconds(kind, ranks, payload, self.profile)
+        else:  # where a second one follows, as if it were a part of the first
+            kind, seconds = collectives(bucket)[0][0], 0.0
+            for each, payload in collectives(bucket):
+                seconds += collective_seconds(each, ranks, payload, self.profile)
         groups = self._groups(bucket[0])
         shared = () if groups > 1 else (self.group, len(self._sent))
         key = ("gradients", *shared, bucket[0].tensor.name)
@@ -132,7 +148,7 @@ class GradientSeconds:
         return sum(its[0] in holding.positions for its in self.planned.positions)
 
 
-SCATTERED, PART = "scattered", "part"
+SCATTERED, PART, COMPRESSED = "scattered", "part", "compressed"
 
 
 class ScatteredBytes:
@@ -164,8 +180,11 @@ class ScatteredBytes:
     def _carry_out(self, events: Iterable[BucketEvent]) -> None:
         for event in events:
             bucket = self.gradients.buckets[event.bucket]
-            if not bucket[0].scattered:
-                continue  # summed in place, in memory that is always there
+            if not bucket[0].scattered:  # summed in place, in memory that is always there
+                working, under_way = working_bytes(bucket)
+                self.alive.meanwhile(working)
+                self.alive.set((COMPRESSED, event.bucket), under_way)
+                continue
             if event.verb == "send":  # what is sent, and parts of all ranks
                 came = sum(len(h.sharing(h.positions[0])) * h.kept_bytes for h in bucket)
                 self.alive.set((SCATTERED, event.bucket), sharded_bytes(bucket) + came)

@@ -26,7 +26,8 @@ from typing import Any
 
 from synchromesh.cost import alive_bytes
 from synchromesh.cost.alive_bytes import AliveBytes, Form, Kinds, Lifetimes, form_of
-from synchromesh.cost.gradients import PART, SCATTERED, GroupGradients, ScatteredBytes
+from synchromesh.cost.compression import kept_bytes
+from synchromesh.cost.gradients import COMPRESSED, PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import (
     ComputeShare,
     PlannedStep,
@@ -65,7 +66,7 @@ LATER = "later"
 ARRIVED, SENT = "arrived", "sent"
 GATHERED, ON_ITS_WAY = "gathered", "on its way"
 KIND_OF: Mapping[str, str] = {
-    SUMMED: "gradients", SCATTERED: "gradients", PART: "gradients",
+    SUMMED: "gradients", SCATTERED: "gradients", PART: "gradients", COMPRESSED: "gradients",
     GATHERED: "parameters", ON_ITS_WAY: "buffers", SENT: "buffers",
 }  # fmt: skip
 
@@ -101,6 +102,7 @@ def peak_memory(
     resident["parameters"] += copies
     resident["states"] += states
     walk = _MemoryWalk(planned, profile, position, pieces)
+    resident["states"] += sum(map(kept_bytes, walk.gradients.buckets))
     walk.run()
     moments = (walk.alive.of_highest, alive_bytes.update_bytes(held, profile))
     most = max(moments, key=lambda kinds: sum(kinds.values()))

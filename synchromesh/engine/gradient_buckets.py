@@ -215,8 +215,9 @@ class CompressedBucket(FlatBucket):
     def advance(self) -> None:
         if self._rounds is None or self._finish is None:
             return
+        received, self._finish = self._finish(), None
         try:
-            self._finish = self._begin(self._rounds.send(self._finish()))
+            self._finish = self._begin(self._rounds.send(received))
         except StopIteration as over:
             total, counts = over.value
             self.numbers.copy_(total)
@@ -231,8 +232,7 @@ class CompressedBucket(FlatBucket):
     def _begin(self, request: CollectiveCall) -> Finish:
         sent, group = request.sent, self.group
         if request.kind == "all_to_all":
-            parts = group.start_all_to_all([*sent], payload=request.payload)
-            return lambda: torch.stack(parts())
+            return group.start_transpose(sent, request.payload)
         group.world.ledger.add(request.kind, request.payload, group.size)
         if request.kind == "all_gather":
             return group.start_all_gather(sent, counted=False)

@@ -146,6 +146,15 @@ class Group:
         parts_of = [*zip(made.split(inward), wanted, strict=True)]
         return self.world.after(work, lambda: [p.view(dtype).view(s) for p, s in parts_of])
 
+    def start_transpose(self, x: Tensor, payload: int) -> Finish:
+        """x: (size, n), row i for rank i -> (size, n), row i from rank i. payload: bytes to
+        count."""
+        assert self._ready() and x.shape[0] == self.size
+        self.world.ledger.add("all_to_all", payload, self.size)
+        made = torch.empty_like(x)
+        work = dist.all_to_all_single(made, x, group=self.handle, async_op=True)
+        return self.world.after(work, lambda: made)
+
     def exchange(self, sends: Messages, receives: Messages, payload: int | None = None) -> None:
         """Point to point by index in the group: sends, and fills contiguous `receives`, at once.
         Messages between two ranks match in order, of sizes known on both sides; empty ones are not

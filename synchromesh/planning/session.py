@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from synchromesh.cost.gradients import compressed_demands
 from synchromesh.cost.step_time import Walk, step_time
-from synchromesh.planner.candidate import Candidate, price
+from synchromesh.planner.candidate import Candidate, planned_step, price
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import decide, survey
 from synchromesh.planner.decision.memory import misfit
@@ -57,10 +58,11 @@ class PlanningSession:
     def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
         """`known` with the facts of a plan whose cuts are settled."""
         ranks, partition = self.problem.ranks(plan), self.partitions.partition(plan)
-        return self.facts.profile(
-            [partition], known, ranks, besides=served(partition, plan),
-            micro_batches=(micro_batches,),
-        )  # fmt: skip
+        more = [*served(partition, plan)]
+        if plan.compressed:
+            more += compressed_demands(planned_step(self.partitions, plan))
+        micro = (micro_batches,)
+        return self.facts.profile([partition], known, ranks, besides=more, micro_batches=micro)
 
     def priced(
         self, plan: Plan, known: Profile | None, walk: Walk = step_time

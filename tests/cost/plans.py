@@ -89,8 +89,9 @@ def drawn(
     }
     result = Partition(tuple(made), placements, (), leaf_layouts(layouts))
     devices = max(layout.positions.stop for layout in layouts)
-    held = holdings([p for c in chain for p in c.parameters], placements, devices)
-    return PlannedStep(result, held, Plan.parse(plan), devices, rows, True)
+    parameters, asked = [p for c in chain for p in c.parameters], Plan.parse(plan)
+    held = holdings(parameters, placements, devices, compression=asked.compression)
+    return PlannedStep(result, held, asked, devices, rows, True)
 
 
 def _local(component: Component, layout: Layout, part: Mapping[str, Any]) -> LocalComponent:

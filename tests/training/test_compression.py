@@ -143,7 +143,7 @@ class Workers:
         made = []
         for j in range(self.count):
             here = slice(j * self.part, (j + 1) * self.part)
-            total = torch.stack([c[here] for c in sent]).sum(0) + self.second[j]
+            total = sum((c[here] for c in sent), self.second[j])
             total[max(0, self.numbers - j * self.part) :] = 0.0
             made.append(code(total.view(-1, size)).view(-1))
             self.second[j] = total - made[-1]
@@ -515,6 +515,35 @@ def test_bytes_are_explained_to_the_byte(word: str, ranks: int) -> None:
             assert sent == explained and min(sent) > 0
             assert states == sizes > 0
             assert kept == (8 if "head" in word else 10)
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [x for _ in range(4) for x in (nn.Linear(384, 384), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(384, 4))
+
+
+def predicted(plan: str) -> tuple[int, int]:
+    """Bytes at the peak of a step, and what they were."""
+    own = wide()
+    data = torch.randn(16, 384), torch.arange(16) % 4
+    of = prepare(own, adamw(own), loss, data, plan)
+    candidate = of.predict()
+    assert candidate.time is not None, candidate.reason
+    for _ in range(2):
+        of.step(of.shard(data))
+    with memory_tracker(of) as memory:
+        of.step(of.shard(data))
+    of.close()
+    return candidate.memory[0].peak, memory.by_kind.total
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_memory_is_as_predicted(word: str) -> None:
+    plan, data = f"data; @compression={word}", (torch.randn(16, 384), torch.arange(16) % 4)
+    with shared("wide", wide(), loss, data, plan, ranks=2):
+        for due, found in run(2, predicted, plan):
+            assert due == pytest.approx(found, rel=0.05)
 
 
 # What is refused
