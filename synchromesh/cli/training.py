@@ -333,6 +333,7 @@ class _Report:
             "noise_scale": to_plain(result.noise_scale),
             "batch_sizes": [change.to_dict() for change in result.batch_sizes],
             "synchronisation": result.plan.synchronisation,
+            "compression": result.plan.compression,
             "sent_bytes_per_step": list(result.sent_bytes_per_step),
             "staleness": result.staleness, "updates": result.updates,
         }  # fmt: skip

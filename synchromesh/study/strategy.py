@@ -10,7 +10,8 @@
     shat             gradient when it comes, which is not what one device computes
     hogwild          workers that write one set of parameters without locks
     local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
-                     what one device computes
+                     what one device computes; nor is
+    int8, powersgd   data parallelism that sends compressed gradients
     ddp, fsdp2       torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp.fully_shard
     torch-pipeline   torch.distributed.pipelining, a stage on each device, 1F1B
 
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
 
-WORKERS = {
+NAMED = {
     "server": "data; @synchronisation=server:1",
     "downpour": "data; @synchronisation=downpour:1",
     "ssp": "data; @synchronisation=ssp:1,stale=3",
@@ -29,11 +30,13 @@ WORKERS = {
     "hogwild": "data; @synchronisation=hogwild",
     "local": "data; @synchronisation=local:8",
     "diloco": "data; @synchronisation=diloco:50",
+    "int8": "data; @compression=int8",
+    "powersgd": "data; @compression=powersgd:4",
 }
-OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto", *WORKERS)
+OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto", *NAMED)
 TORCH_PIPELINE = "torch-pipeline"
 RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
-ROW_EACH = ("data", "pipeline", *WORKERS, *RIVALS)  # that give each device rows of the batch
+ROW_EACH = ("data", "pipeline", *NAMED, *RIVALS)  # that give each device rows of the batch
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 
@@ -69,7 +72,7 @@ def plans(name: str, devices: int, batch: int) -> list[str]:
                 f"stages, there are {batch} rows"
             )
         return _pipelines(devices, 1, batch)
-    return _mixtures(devices, batch) if name == "hybrid" else [WORKERS.get(name, name)]
+    return _mixtures(devices, batch) if name == "hybrid" else [NAMED.get(name, name)]
 
 
 def _mixtures(devices: int, batch: int) -> list[str]:

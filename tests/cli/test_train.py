@@ -110,6 +110,7 @@ def test_a_run_leaves_its_log_plan_and_checkpoints(capsys: pytest.CaptureFixture
     assert document["metrics"]["accuracy"] == accuracies[-1] and document["best"] == max(
         accuracies
     )
+    assert document["compression"] == "none"
     assert document["synchronisation"] == "every-step" and document["sent_bytes_per_step"] == [0]
     assert all(0 <= a <= 1 and round(a * 22) == pytest.approx(a * 22) for a in accuracies)
     assert {p.name for p in Path("run/checkpoints").iterdir()} >= {

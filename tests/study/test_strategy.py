@@ -32,6 +32,11 @@ def test_workers_that_train_alone_are_every_data_index() -> None:
     assert Plan.parse(*plans("diloco", 4, 64)).sync.steps == 50
 
 
+def test_compressed_gradients_are_data_parallelism() -> None:
+    assert plans("int8", 4, 64) == ["data; @compression=int8"]
+    assert plans("powersgd", 4, 64) == ["data; @compression=powersgd:4"]
+
+
 @pytest.mark.parametrize(
     ("name", "devices", "said"),
     [
