@@ -19,7 +19,7 @@ from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
 from synchromesh.values.plan import Plan
-from synchromesh.verify.compressed import PlayedCompression, as_reference
+from synchromesh.verify.compressed import PlayedCompression
 from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import computed
 from synchromesh.verify.replay import OrderReplay
@@ -229,18 +229,15 @@ def _train(
         world.ledger.reset()
         value = trainer.backward(trainer.shard(batch))
         sent += world.ledger.sent * (step <= counted)
-        gradients = whole = lossy = trainer.gradients()
+        gradients = whole = trainer.gradients()
         if compressed is not None:
-            whole, lossy = compressed.step(gradients)
+            whole, expected = compressed.step(gradients)
+            deviations.shards("compressed", gradients, expected, step)
         workers.backward(to_device(batch, world.device))
         deviations.loss(value, workers.joint, step)
         for ranks, made in workers.made:
             deviations.shards("gradient", whole, made, step, ranks)
         complete = workers.gathered(gradients)
-        if compressed is not None:
-            made_of = as_reference(dict(trainer.gathered(lossy)))
-            expected = made_of if trainer.rank == 0 else None
-            deviations.shards("compressed", gradients, expected, step)
         world.ledger.reset()
         trainer.update()
         sent += world.ledger.sent * (step <= counted)
