@@ -17,8 +17,8 @@ Settings:
     @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved,
                               zero-bubble, zero-bubble-2: with twice the memory)
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
-    @synchronisation=every-step                      or server:2, local:8 ... (synchronisation.py)
-    @compression=classifier:powersgd:4,*:int8        what gradients are sent as; the first match
+    @synchronisation=every-step                      or server:2, local:8: synchronisation.py
+    @compression=classifier:powersgd:4,*:int8        what gradients are sent as: compression.py
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
     @pieces=4                 into how many parts a step's rows are divided whose computation and
