@@ -13,6 +13,7 @@ from synchromesh.cli.command import Argument, either, option, together
 from synchromesh.cli.completion import targets
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
 from synchromesh.values.plan import Plan
+from synchromesh.values.unsupported import unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -205,7 +206,7 @@ def refusal(
 def plan(text: str) -> Plan:
     """The plan that --plan says; ValueError where it is none or asks for what cannot run yet."""
     said = Plan.load(Path(text)) if text.endswith(DOCUMENTS) else Plan.parse(text)
-    missing = () if said.automatic else said.unsupported()
+    missing = () if said.automatic else unsupported(said)
     if missing:
         raise ValueError(f"plan {said}: {'; '.join(missing)}")
     return said

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 
 from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
+from synchromesh.values.unsupported import unsupported
 
 NAMED = {
     "server": "data; @synchronisation=server:1",
@@ -52,7 +53,7 @@ def check(name: str) -> None:
             f"{name!r} is no strategy{near(name, NAMES, brackets=True)}: choose of "
             f"{', '.join(NAMES)}, or write a plan ({error})"
         ) from None
-    if missing := plan.unsupported():
+    if missing := unsupported(plan):
         raise ValueError(f"strategy {name!r}: {'; '.join(missing)}")
 
 

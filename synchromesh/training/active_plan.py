@@ -25,6 +25,7 @@ from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, leaf_layout_at
 from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
+from synchromesh.values.unsupported import unsupported
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -235,7 +236,7 @@ def checked_plan(plan: Plan | str) -> Plan:
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     if not isinstance(plan, Plan):
         raise ValueError(f"a plan is a text or a Plan, not {type(plan).__name__}")
-    faults = () if plan.automatic else plan.unsupported()
+    faults = () if plan.automatic else unsupported(plan)
     if faults:
         raise ValueError(f"plan {str(plan)!r}: " + "; ".join(faults))
     return plan

@@ -361,10 +361,6 @@ class Plan(document.Document):
         """How its workers agree."""
         return synchronisation(self.synchronisation)
 
-    @staticmethod
-    def _of_tensor(spec: LayoutSpec) -> bool:
-        return spec.name in ("tensor", "hybrid") and spec.tensor != 1
-
     @property
     def divides(self) -> bool:
         """Whether the gradients of weights are made apart from those of inputs."""
@@ -383,37 +379,6 @@ class Plan(document.Document):
     def usual(self) -> bool:
         """Whether the planner could have found it: sums of whole gradients in every step."""
         return self.sync.usual and not self.compressed
-
-    def unsupported(self) -> tuple[str, ...]:
-        """What this version of the engine does not execute yet; a sentence each."""
-        staged, word, sync = self.stage_count > 1, self.synchronisation, self.sync
-        sharded = any(spec.states != "none" for spec in self.specs)
-        executed = sync.exact or sync.alone
-        faults = {
-            "auto is found by the planner: write it alone": self.default.name == "auto",
-            f"@schedule={self.schedule} makes the gradients of weights when sharded parameters "
-            "are gone again: use 1f1b, or leave sharded states (states=, sharded-data) and "
-            "servers out": self.divides and (sharded or sync.word == "server"),
-            "@pieces take turns inside one stage: leave them out, or the stages":
-                staged and (self.pieces or 1) > 1,
-            "@rows of several stages are not executed yet: leave them out":
-                staged and self.rows is not None,
-            f"synchronisation {word} is not executed yet": not executed,
-            f"{word} has a whole optimizer state on each worker, which trains alone: leave "
-            "sharded states (states=, sharded-data) or @synchronisation out":
-                sync.alone and sharded,
-            "hogwild over tensor ranks, which need equal parameters, is not executed: write data, "
-            "or stages of data": sync.in_common and any(self._of_tensor(s) for s in self.specs),
-            f"{word}: servers have the optimizer's states, which data ranks cannot have as well: "
-            "leave sharded states (states=, sharded-data) or servers out":
-                sync.servers > 0 and sharded,
-            f"@compression={self.compression} is of sums that every rank gets whole: leave sharded"
-            " states (states=, sharded-data) and servers, or @compression out":
-                self.compressed and (sharded or sync.servers > 0),
-            f"workers that train alone ({word}) send no gradients that could be compressed: leave "
-            "@synchronisation or @compression out": self.compressed and sync.alone,
-        }  # fmt: skip
-        return tuple(sentence for sentence, found in faults.items() if found)
 
 
 def _outermost(pattern: str, module_names: Sequence[str]) -> set[str]:

@@ -12,6 +12,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import STATES, LayoutSpec
 from synchromesh.values.plan import SCHEDULES, Override, Plan, Stage
 from synchromesh.values.plan_item import matches
+from synchromesh.values.unsupported import unsupported
 
 NAMES = (
     "embeddings", "encoder.layer.0.attention", "encoder.layer.0.mlp", "encoder.layer.1.attention",
@@ -271,12 +272,12 @@ def test_pieces_that_are_not_given_are_not_written() -> None:
     assert tried.pieces is None and single.pieces == 1 and tried != single
     assert Plan.from_json('{"default": "data", "pieces": null}') == tried
     assert "pieces" not in tried.to_dict() and single.to_dict()["pieces"] == 1
-    assert single.unsupported() == ()
+    assert unsupported(single) == ()
     with_interleaving = Plan.parse(
         "auto; @pieces=4"
     )  # what the planner finds says its pieces itself
     assert (
-        not with_interleaving.automatic and "write it alone" in with_interleaving.unsupported()[0]
+        not with_interleaving.automatic and "write it alone" in unsupported(with_interleaving)[0]
     )
 
 
@@ -492,7 +493,7 @@ def test_reserved_characters_in_patterns() -> None:
     ],
 )
 def test_what_is_not_executed_yet(text: str, patterns: list[str]) -> None:
-    sentences = Plan.parse(text).unsupported()
+    sentences = unsupported(Plan.parse(text))
     assert len(sentences) == len(patterns)
     for sentence, pattern in zip(sentences, patterns, strict=True):
         assert re.search(pattern, sentence), sentence

@@ -29,6 +29,7 @@ from synchromesh.trace.capture.capture import trace
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Curve, Pattern, Profile
+from synchromesh.values.unsupported import unsupported
 from tests.models import traced
 from tests.planner.chain.test_assemble import profiled
 
@@ -112,7 +113,7 @@ def test_states_are_sharded_under_a_schedule_that_may(
     names = traced("gpt2").chain.names
     plan = f"data; @stages=0,1:{names[0]}/2,3:{names[3]}; @micro_batches=2; @schedule=zero-bubble"
     found = [Plan.parse(text) for text in texts(facts, plan)]
-    assert found and not any(p.unsupported() for p in found)
+    assert found and not any(unsupported(p) for p in found)
     schedules = {any(s.states != "none" for s in p.specs): p.schedule for p in found}
     assert schedules == {True: "1f1b", False: "zero-bubble"}, "recomputation goes with both"
 

@@ -1,0 +1,40 @@
+"""What plans may say that this version of the engine does not execute."""
+
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
+
+
+def unsupported(plan: Plan) -> tuple[str, ...]:
+    """A sentence each, with what to write instead."""
+    staged, word, sync = plan.stage_count > 1, plan.synchronisation, plan.sync
+    sharded = any(spec.states != "none" for spec in plan.specs)
+    executed = sync.exact or sync.alone
+    faults = {
+        "auto is found by the planner: write it alone": plan.default.name == "auto",
+        f"@schedule={plan.schedule} makes the gradients of weights when sharded parameters "
+        "are gone again: use 1f1b, or leave sharded states (states=, sharded-data) and "
+        "servers out": plan.divides and (sharded or sync.word == "server"),
+        "@pieces take turns inside one stage: leave them out, or the stages":
+            staged and (plan.pieces or 1) > 1,
+        "@rows of several stages are not executed yet: leave them out":
+            staged and plan.rows is not None,
+        f"synchronisation {word} is not executed yet": not executed,
+        f"{word} has a whole optimizer state on each worker, which trains alone: leave "
+        "sharded states (states=, sharded-data) or @synchronisation out":
+            sync.alone and sharded,
+        "hogwild over tensor ranks, which need equal parameters, is not executed: write data, "
+        "or stages of data": sync.in_common and any(_of_tensor(s) for s in plan.specs),
+        f"{word}: servers have the optimizer's states, which data ranks cannot have as well: "
+        "leave sharded states (states=, sharded-data) or servers out":
+            sync.servers > 0 and sharded,
+        f"@compression={plan.compression} is of sums that every rank gets whole: leave sharded"
+        " states (states=, sharded-data) and servers, or @compression out":
+            plan.compressed and (sharded or sync.servers > 0),
+        f"workers that train alone ({word}) send no gradients that could be compressed: leave "
+        "@synchronisation or @compression out": plan.compressed and sync.alone,
+    }  # fmt: skip
+    return tuple(sentence for sentence, found in faults.items() if found)
+
+
+def _of_tensor(spec: LayoutSpec) -> bool:
+    return spec.name in ("tensor", "hybrid") and spec.tensor != 1
