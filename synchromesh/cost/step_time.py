@@ -318,7 +318,8 @@ def _compute(
 
 @dataclass(frozen=True)
 class DividedTuning:
-    """Measured: what a divided backward takes, both parts of it, for a second of a whole one."""
+    """What a divided backward takes, both parts of it, for a second of a whole one: the mean of
+    five models on one core (`benchmarks.divided`), of which the least is 1.03, the most 1.13."""
 
     seconds: float = 1.08
 
