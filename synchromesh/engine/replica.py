@@ -95,6 +95,11 @@ class Replica:
             p.grad = own if flag else None
         return any(flags)
 
+    def forget_gradients(self) -> None:
+        """Of the server's parameters: they are of one worker, which is none of the user's."""
+        for p in self.parameters.values():
+            p.grad = None
+
     def _own(self) -> Sequence[tuple[int, nn.Parameter]]:
         starts = [sum(self._lengths[:i]) for i in range(len(self._lengths))]
         return list(zip(starts, self.parameters.values(), strict=True))

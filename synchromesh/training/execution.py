@@ -352,6 +352,7 @@ class Execution:
 
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
+        self.workers.drain()  # what is under way is of what was before
         stored = self.carry.stored(saved.carry)
         with self.state.optimizer_state.undone_on_error():
             try:

@@ -311,7 +311,7 @@ class _Loop:
         read = step % self.READ_EVERY == 0
         if read:
             self._read(epoch)
-        loss = self.losses[-1] if read else None
+        loss = self.losses[-1] if read and self.losses else None
         began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
         self.aside += time.monotonic() - began

@@ -327,8 +327,9 @@ class Trainer:
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients by name, zeros where a trained one has none."""
-        trained = ((n, p) for n, p in self.model.parameters.items() if p.requires_grad)
+        """This rank's shards of the gradients by name (of what an asynchronous worker computes
+        with), zeros where a trained one has none."""
+        trained = ((n, p) for n, p in self.workers.leaves.items() if p.requires_grad)
         return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained}
 
     def buffers(self) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from synchromesh.engine.opaque import broadcast_state
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.replica import Replica
 from synchromesh.engine.shared_memory import SharedMemory
+from synchromesh.engine.update_server import ServedRecord
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.values.holding import Holding, averaged
 from synchromesh.values.plan import Plan
@@ -39,6 +40,7 @@ class Workers:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
         self._served_by = 0  # servers
+        self._past: list[ServedRecord] = []  # of plans before
         self.served: Worker | None = None  # exchanges with servers in time of its own
         self.asynchronous = False  # all have such a one, but for idle ranks
         self.whole: dict[str, nn.Parameter] = {}  # what it computes with, which servers keep
@@ -84,12 +86,14 @@ class Workers:
 
     def _serve(self, plan: Plan, held: Mapping[str, Holding], groups: PlanGroups) -> None:
         """What this rank computes with of what servers keep."""
+        if self.served is not None:
+            self._past.append(self.served.record)
         self.whole, self.served = {}, None
         if self._served_by and groups.position is not None:
             replica = Replica(held, self._state.model.parameters, groups)
             self.served = Worker(plan.sync, replica, self._state.optimizer, groups.worker)
             self.whole = replica.whole
-            replica.refresh()
+            self.served.refresh()
         self.leaves = {**self._state.model.parameters, **self.whole}
 
     def _share(self, held: Mapping[str, Holding], groups: PlanGroups) -> None:
@@ -134,7 +138,7 @@ class Workers:
         tensors = {n: read[key].tensor for n in self._trained if (key := f"outer/{n}") in read}
         self._restart(plan, {n: x.view(parameters[n].shape) for n, x in tensors.items()})
         if self.served is not None:
-            self.served.replica.refresh()
+            self.served.restart()
 
     def forget_gradients(self) -> None:
         """Lets go of the gradients of the last step: when the next one begins, not when it ends.
@@ -188,6 +192,11 @@ class Workers:
         if self.served is not None:
             self.served.end()
 
+    def drain(self) -> None:
+        """Workers have made all updates of their steps, and have what servers keep."""
+        if self.served is not None:
+            self.served.drain()
+
     def close(self) -> None:
         """As far as others still call alike: nobody waits for this rank's thread."""
         if self.served is not None:
@@ -198,14 +207,18 @@ class Workers:
         self._in_common = []
 
     def staleness(self) -> dict[str, Any] | None:
-        """Of the gradients that servers stepped by: how many updates came between what each was
-        computed on and its own; `lead`: steps that a worker was ahead of the slowest, at most.
+        """Of the gradients that servers stepped by: how many updates of others came between what
+        each was computed on and its own; `lead`: steps that a worker was ahead of the slowest when
+        a gradient of it came, at most.
         None where there are none. All ranks call alike."""
         if not self._served_by:
             return None
-        record = None if self.served is None else self.served.record
-        own = [[], 0] if record is None else [sorted(record.ages.items()), record.lead]
         ages, lead = Counter[int](), 0
+        for record in self._records:
+            ages.update(record.ages)
+            lead = max(lead, record.lead)
+        own = [sorted(ages.items()), lead]
+        ages.clear()
         for its, most in self._state.world.everyone.all_gather_json(own):
             ages.update(dict(its))
             lead = max(lead, most)
@@ -216,17 +229,20 @@ class Workers:
             "histogram": [ages[age] for age in range(max(ages, default=-1) + 1)],
         }  # fmt: skip
 
+    @property
+    def _records(self) -> list[ServedRecord]:
+        return [*self._past, *([] if self.served is None else [self.served.record])]
+
     def updates(self) -> int | None:
         """Of a server, the most; None where there are none. All ranks call alike."""
         if not self._served_by:
             return None
-        own = 0 if self.served is None else self.served.record.updates
+        own = sum(record.updates for record in self._records)
         return max(map(int, self._state.world.everyone.all_gather_json(own)))
 
     def take_means(self, states: bool = False) -> None:
         """Workers have equal parameters, and optimizer states where these are asked for."""
-        if self.served is not None:
-            self.served.drain()
+        self.drain()
         if self._apart:
             self._apart = False
             for group, names in self._means:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from synchromesh.engine.asynchronous import Server
+from synchromesh.engine.update_server import Server
 from tests.verify.test_workers import document
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")

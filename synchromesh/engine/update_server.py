@@ -1,0 +1,208 @@
+"""The server of an asynchronous plan: a thread of a worker's rank that steps its part of the
+parameters by one gradient at once, when it comes, and answers who asks for them.
+
+    worker i    asks, sends a gradient ---> server    w <- w - step of g_i      answers, sends w
+
+Messages have tags, by which those of the thread and of the rank's own steps differ. Whoever sends
+an answer waits until it is taken: workers post their receives before they ask."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from synchromesh.engine.replica import Replica
+
+
+class MessageTag(IntEnum):
+    ASKED = 1  # what a worker wants, as `WorkerRequest`
+    GRADIENT = 2
+    ANSWERED = 3  # as `ServerAnswer`
+    PARAMETERS = 4
+
+
+class WorkerRequest(NamedTuple):
+    """What a worker asks of a server. step: of its own; base: updates that what its gradient was
+    computed on had seen; seen: steps of all workers that the server is to have seen before it
+    answers."""
+
+    pushes: int
+    fetches: int
+    step: int
+    base: int
+    seen: int
+
+
+class ServerAnswer(NamedTuple):
+    """version: updates that the parameters have seen. others: of these, since the worker's last
+    one, those of others. seen: steps of each worker that they have seen."""
+
+    version: int
+    others: int
+    seen: int
+
+
+ENDED = WorkerRequest(0, 0, 0, 0, 0)
+
+
+@dataclass
+class ServedRecord:
+    """What a rank notes of an asynchronous run.
+
+    ages: how many updates of others came between what a gradient was computed on and its own, of
+    this server. updates: of this server. lead: steps that a worker which pushed to it was ahead of
+    the slowest, at most. sent: bytes of this server's answers, not yet counted. order, fetched:
+    where they are kept: the (worker, step) of each update of this server; behind each step of this
+    worker what it has fetched of each server (its version, and how much of the way it has gone),
+    if it has."""
+
+    ages: Counter[int] = field(default_factory=Counter)
+    updates: int = 0
+    lead: int = 0
+    sent: int = 0
+    kept: bool = False
+    order: list[tuple[int, int]] = field(default_factory=list)
+    fetched: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
+class Server:
+    """Of one rank: its part of the parameters, which the optimizer steps by one gradient at once.
+
+    The rank's own worker calls `push` and `fetch`; the thread does for the others."""
+
+    ENDLESS: ClassVar = 1 << 60  # steps, of a worker that nobody waits for
+
+    def __init__(self, replica: Replica, optimizer: Optimizer, record: ServedRecord) -> None:
+        self.replica, self.optimizer, self.record = replica, optimizer, record
+        self.column = replica.column
+        size = self.column.size
+        self._done = [0] * size  # steps of each worker that have been pushed, or that are over
+        self._last = [0] * size  # version behind each worker's last update
+        self._others = [0] * size  # updates of others before that, since the one before
+        self._own = [0] * size  # updates of each worker since it last fetched
+        self._changed = threading.Condition()
+        self._pending: list[tuple[int, WorkerRequest]] = []
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        if self._thread is None and self.column.size > 1:
+            self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+            self._thread.start()
+
+    def push(self, worker: int, request: WorkerRequest, gradient: Tensor) -> None:
+        """The optimizer's step by the gradient of a worker."""
+        with self._changed:
+            self.record.lead = max(self.record.lead, request.step - min(self._done))
+            self._others[worker] = self.record.updates - self._last[worker]
+            if self.replica.give_gradients(gradient):
+                self._update(worker, request)
+                self.replica.forget_gradients()
+            self._last[worker] = self.record.updates
+            self._done[worker] = request.step + 1
+            self._changed.notify_all()
+        self._answer_pending()
+
+    def _update(self, worker: int, request: WorkerRequest) -> None:
+        record = self.record
+        self.optimizer.step()
+        record.ages[record.updates - request.base - self._own[worker]] += 1
+        self._own[worker] += 1
+        if record.kept:
+            record.order.append((worker, request.step))
+        record.updates += 1
+
+    def fetch(self, worker: int, request: WorkerRequest) -> tuple[ServerAnswer, Tensor]:
+        """What the server keeps, once it has seen as much as was asked for."""
+        with self._changed:
+            while not self._ready(request):
+                self._changed.wait(timeout=1.0)
+                self.check()
+            return self._answer(worker)
+
+    def count(self) -> None:
+        """Counts what has been sent: on the rank's own thread, as all else."""
+        with self._changed:
+            sent, self.record.sent = self.record.sent, 0
+        if sent:
+            self.column.world.ledger.add("send", sent, 2)
+
+    def check(self) -> None:
+        """RuntimeError where the thread has failed."""
+        if self.error is not None:
+            raise RuntimeError(f"a worker was lost, or its server failed: {self.error}")
+
+    def _ready(self, request: WorkerRequest) -> bool:
+        return min(self._done) >= request.seen
+
+    def _answer(self, worker: int) -> tuple[ServerAnswer, Tensor]:
+        self._own[worker] = 0
+        answer = ServerAnswer(self.record.updates, self._others[worker], min(self._done))
+        return answer, self.replica.part()
+
+    def end(self, worker: int) -> None:
+        """A worker has done its last step before a drain: nobody waits for it."""
+        with self._changed:
+            self._done[worker] = self.ENDLESS
+            self._changed.notify_all()
+        self._answer_pending()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the other workers' last steps; the next exchange begins anew."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+        self.check()
+        self._done, self._own = [0] * self.column.size, [0] * self.column.size
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # the rank's own worker says it
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
+        open_, asked = self.column.size - 1, torch.zeros(len(ENDED), dtype=torch.int64)
+        gradient = torch.zeros(self.replica.length, dtype=self.replica.dtype)
+        while open_:
+            worker = self._received(asked)
+            request = WorkerRequest(*asked.tolist())
+            if request == ENDED:
+                open_ -= 1
+                self.end(worker)
+            if request.pushes:
+                self._receive(gradient, worker, MessageTag.GRADIENT)
+                self.push(worker, request, gradient)
+            if request.fetches:
+                with self._changed:
+                    self._pending.append((worker, request))
+                self._answer_pending()
+
+    def _answer_pending(self) -> None:
+        """Of those who wait: the rank's own worker may have done the step that they wait for."""
+        with self._changed:
+            ready = [p for p in self._pending if self._ready(p[1])]
+            self._pending = [p for p in self._pending if p not in ready]
+            answers = [(worker, *self._answer(worker)) for worker, _ in ready]
+            self.record.sent += len(answers) * self.replica.part_bytes
+        for worker, answer, part in answers:
+            self._send(torch.tensor(answer), worker, MessageTag.ANSWERED)
+            self._send(part, worker, MessageTag.PARAMETERS)
+
+    def _received(self, into: Tensor) -> int:
+        source = dist.recv(into, None, group=self.column.messages, tag=MessageTag.ASKED)
+        return self.column.ranks.index(source)
+
+    def _receive(self, into: Tensor, worker: int, tag: MessageTag) -> None:
+        dist.recv(into, self.column.ranks[worker], group=self.column.messages, tag=tag)
+
+    def _send(self, x: Tensor, worker: int, tag: MessageTag) -> None:
+        dist.send(x, self.column.ranks[worker], group=self.column.messages, tag=tag)
