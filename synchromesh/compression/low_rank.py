@@ -67,7 +67,7 @@ class LowRank(Compressor):
 
     def _total(self, left: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
         """P Q^T of all matrices, and the sums of what is sent whole, of which nothing is owed."""
-        total = self.zeros(self.sizes.numbers)
+        total = torch.empty_like(self.residual)
         for m, p, q in zip(self._matrices(total, True), left, self.factors, strict=True):
             torch.mm(p, q.T, out=m)
         for m, summed in zip(self._matrices(total, False), own, strict=True):
