@@ -20,6 +20,7 @@ until all have ended theirs (`drain`)."""
 
 import copy
 import math
+import sys
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
@@ -220,14 +221,14 @@ class Worker:
             self._step = self._seen = 0
 
     def close(self) -> None:
-        """Tells servers that no more comes, where that is not known; after failures too, so that
-        it waits for nobody: this rank's server ends with it."""
-        if not self._step:
-            return
+        """Tells servers that no more comes, where that is not known. Behind an error it waits for
+        nobody, and this rank's server ends with it."""
         with suppress(RuntimeError):
-            for server in self._others:
+            if sys.exc_info()[0] is None:
+                return self.end()
+            for server in self._others if self._step else ():
                 self._post(torch.tensor(ENDED), server, MessageTag.ASKED)
-            if self.server is not None:
+            if self.server is not None and self._step:
                 self.server.end(self.replica.column.index)
                 self.server.join(self.PATIENCE)
 

@@ -20,6 +20,7 @@ from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
+from synchromesh.data.loaders import LOOKED_AT
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import MODELS_DIFFER, Marks, require_alike
 from synchromesh.engine.batches import GlobalRows
@@ -264,6 +265,14 @@ class Execution:
             self._groups = groups
         called = self.active.fingerprint, call
         return Marks.of(self.traces.mark, self.optimizer, batch, steps, called, data)
+
+    def meet(
+        self, steps: int, batch: Any, marks: Marks, numbers: tuple[int, ...], outdated: bool,
+        unknown: bool,
+    ) -> None:  # fmt: skip
+        """Workers that go on without each other compare settings and rows now and then."""
+        if self.workers.asynchronous and steps % LOOKED_AT == 0:
+            self.active.agree(batch, marks, numbers, outdated, unknown=unknown)
 
     def micro_batches(
         self, batch: Any, rows: Sequence[GlobalRows], function: Any = None

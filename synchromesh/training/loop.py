@@ -280,6 +280,7 @@ class _Loop:
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
         seconds = time.monotonic() - began - self.aside
+        self.sent += trainer.workers.end()
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
         if self.stopped:

@@ -160,8 +160,8 @@ class Trainer:
         where rows depend on each other."""
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
-        began, waited = time.perf_counter(), self.world.waited
         self._accumulation.require_none("step")
+        began, waited = time.perf_counter(), self.world.waited
         cut = self._execution.noise.parts(self.steps, self.plan)
         value, rows = self._backward(batch, BackwardCall(True, max(micro_batches, cut), loss=loss))
         self.update()
@@ -193,6 +193,7 @@ class Trainer:
         at_once = call.micro_batches == self.plan.micro_batches == 1
         unknown = self._loaders.unknown(self.steps)
         try:
+            execution.meet(self.steps, batch, marks, numbers, outdated, unknown)
             rows = agree(batch, marks, numbers, outdated, at_once=at_once, unknown=unknown)
         except LoneRankFailed:
             self._forget_accumulation()  # as that rank does
@@ -224,7 +225,7 @@ class Trainer:
         return value, rows.total
 
     def _report(self, event: Decision | BatchChange | None) -> None:
-        if event is not None and self.on_event is not None:
+        if self.on_event is not None and event is not None:
             self.on_event(event)
 
     def _forget_accumulation(self) -> None:
@@ -327,8 +328,7 @@ class Trainer:
         return {n: p.detach() for n, p in self.model.parameters.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shards of the gradients by name (of what an asynchronous worker computes
-        with), zeros where a trained one has none."""
+        """This rank's shards of the gradients by name, zeros where a trained one has none."""
         trained = ((n, p) for n, p in self.workers.leaves.items() if p.requires_grad)
         return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained}
 
@@ -383,8 +383,7 @@ class Trainer:
         saved = TrainerState.from_dict(checkpoint.read_extra(path := Path(path), self.world), path)
         self._execution.load(path, saved)
         self._forget_accumulation()
-        self.steps = saved.steps
-        self.options = replace(self.options, seed=saved.seed)
+        self.steps, self.options = saved.steps, replace(self.options, seed=saved.seed)
         if self.scheduler is not None and saved.scheduler is not None:
             learning_rate.resume(self.scheduler, saved.scheduler)
         self._loaders.go_on(saved.cursors)

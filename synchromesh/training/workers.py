@@ -187,10 +187,14 @@ class Workers:
         self.rows = 0
         self.take_means(states)
 
-    def end(self) -> None:
-        """Workers have made all updates of their steps."""
-        if self.served is not None:
-            self.served.end()
+    def end(self) -> int:
+        """Workers have made all updates of their steps; bytes that this rank has sent for it."""
+        if self.served is None:
+            return 0
+        ledger = self._state.world.ledger
+        before = ledger.sent
+        self.served.end()
+        return ledger.sent - before
 
     def drain(self) -> None:
         """Workers have made all updates of their steps, and have what servers keep."""
