@@ -73,6 +73,21 @@ def compressed_demands(planned: PlannedStep) -> Iterator[tuple[CollectiveKind, P
                     yield kind, gradient_pattern(bucket[0]), payload
 
 
+def late_seconds(planned: PlannedStep, profile: Profile) -> float:
+    """Seconds that the sums of a step take by themselves, where whole steps go by meanwhile; no
+    step is shorter."""
+    if not planned.plan.sync.late:
+        return 0.0
+    return max(
+        sum(
+            collective_seconds("all_reduce", gradient_pattern(its[0]), size, profile)
+            for its in GroupGradients(planned, group).buckets
+            for size in (sum(h.local_bytes for h in its),)
+        )
+        for group in range(len(planned.positions))
+    )
+
+
 class GradientSeconds:
     """Call `ready` after each backward of one of the group's components, `end_backward` after each
     one of a stage, then `finish`."""
@@ -111,7 +126,8 @@ class GradientSeconds:
     def finish(self) -> Spans:
         """Backward is over: what is left is sent, and all of it is waited for."""
         yield from self._carry_out(self._sending.finish())
-        yield from self.timelines.await_all(self.group, self._sent)
+        if not self.planned.plan.sync.late:  # else whole steps go by meanwhile
+            yield from self.timelines.await_all(self.group, self._sent)
         rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
         yield from self.line.compute(self.copy_byte * rest)
         yield from self.line.finish()

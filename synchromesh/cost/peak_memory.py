@@ -96,7 +96,7 @@ def peak_memory(
 ) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
     held = planned.held(position)
-    buckets = [h for h in held if h.summed and not h.scattered]  # there from the first step on
+    buckets = [h for h in held if h.summed and not h.scattered] * planned.plan.sync.sums
     resident = dict(alive_bytes.held_bytes(held, profile.state_factor, buckets))
     copies, states = bytes_apart(held, planned.plan.sync, profile.state_factor)
     resident["parameters"] += copies

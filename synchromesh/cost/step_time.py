@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from synchromesh.cost.gradients import GradientSeconds, GroupGradients
+from synchromesh.cost.gradients import GradientSeconds, GroupGradients, late_seconds
 from synchromesh.cost.planned_step import (
     ComputeShare,
     PlannedStep,
@@ -102,7 +102,9 @@ def _walk(
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
     means = exchange_seconds(planned, profile)
-    seconds = ends[last] + means + profile.calls.step + profile.host
+    seconds = (
+        max(ends[last], late_seconds(planned, profile)) + means + profile.calls.step + profile.host
+    )
     time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited + means,
         pieces,

@@ -118,7 +118,7 @@ class GradientSync:
         self._alone = [p.parameter for p in parameters if p.group.size == 1]
         shared = [p for p in parameters if p.group.size > 1]
         filled = buckets.fill(shared, lambda item: item.kind, lambda item: item.size)
-        self._buckets = [bucket_of(items) for items in filled]
+        self._buckets = [self._bucket(items) for items in filled]
         items = [(b.kind, range(len(b.items))) for b in self._buckets]
         self._sending = Sending(items, SendingRules(late=late))
         self._armed = False
@@ -129,6 +129,13 @@ class GradientSync:
             for number, bucket in enumerate(self._buckets)
             for index, item in enumerate(bucket.items)
         ]
+
+    def _bucket(self, items: Sequence[Summed]) -> Bucket:
+        return bucket_of(items)
+
+    def take(self) -> bool:
+        """Gradients become sums that are still under way behind a step; whether there are any."""
+        return False
 
     def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
         bucket = self._buckets[number]

@@ -9,6 +9,7 @@
     downpour, ssp,   workers that go on without each other, and a server that steps by each one's
     shat             gradient when it comes, which is not what one device computes
     hogwild          workers that write one set of parameters without locks
+    stale            all step by the sum of gradients of the step before
     local, diloco    workers on all devices that train alone for 8 and for 50 steps, which is not
                      what one device computes; nor is
     int8, powersgd   data parallelism that sends compressed gradients
@@ -29,6 +30,7 @@ NAMED = {
     "ssp": "data; @synchronisation=ssp:1,stale=3",
     "shat": "data; @synchronisation=shat:1",
     "hogwild": "data; @synchronisation=hogwild",
+    "stale": "data; @synchronisation=stale:1",
     "local": "data; @synchronisation=local:8",
     "diloco": "data; @synchronisation=diloco:50",
     "int8": "data; @compression=int8",

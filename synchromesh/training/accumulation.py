@@ -136,6 +136,11 @@ class Accumulation:
                 self._execution.noise.begin(steps)
         if (call.share is None) != (self._share is None):
             raise ValueError("give share= to all backward calls of an accumulation, or to none")
+        if call.share is not None and self._execution.active.plan.sync.late:
+            raise ValueError(
+                "share= sums gradients at every call, and under this plan sums come steps late: "
+                "leave share= or @synchronisation=stale out"
+            )
         execution, ends = self._execution, call.last or call.share is not None
         parts = self._parts(rows, call.micro_batches)
         batch = execution.carry.joined(batch, rows, execution.active)

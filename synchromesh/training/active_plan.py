@@ -262,6 +262,8 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
         why = "losses take turns, each with a gradient of its own"
     if plan.sync.alone:
         why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
+    if plan.sync.late:
+        why = f"gradients come {plan.sync.late} steps late"
     if plan.compressed:
         why = f"gradients are sent with a loss (@compression={plan.compression})"
     return why if options.noise_scale else ""

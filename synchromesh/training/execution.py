@@ -73,6 +73,7 @@ class Execution:
         self.carry, self.early = Carry(options.carry, world), EarlyReads(world.device)
         self.workers = Workers(self.state, options.sync_batch_norm)
         self.sums = GradientSums(self.state, losses, options.sync_batch_norm)
+        self.workers.flush = self.sums.flush
         self._check = PlanCheck(self.state, planning, self.notices, options)
         self._active: ActivePlan | None = None
         self._groups = len(optimizer.param_groups)
@@ -248,7 +249,8 @@ class Execution:
         if self.losses.several:
             return "losses take turns, so that what a step takes says nothing of the plan"
         if not self.active.plan.usual:
-            return f"{self.active.plan} is no plan that would be found"
+            other = "" if self.active.plan.exact else ": it computes something else"
+            return f"{self.active.plan} is no plan that would be found{other}"
         return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
 
     def settle(self, states: bool = False) -> None:

@@ -17,6 +17,7 @@ from synchromesh.checkpoint.model_state import ModelState, Sides
 from synchromesh.checkpoint.switch import redistribute
 from synchromesh.engine.gradient_buckets import CompressedBucket, Summed
 from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.late_sums import LateSync
 from synchromesh.trace.partition.local import users_of
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.losses import NamedLosses
@@ -67,6 +68,22 @@ class GradientSums:
                 owed[name] = redistribute(local.view(size), have, want, shape, world.everyone)
         self._owing = {}
         self._share(owed)
+
+    def late(self) -> Iterator[None]:
+        """Gradients become, one after the other, the sums that are to come yet; behind each the
+        optimizer steps. Those of an accumulation stay."""
+        kept = {p: p.grad for p in self._leaves.values()}
+        for optimizer, sync in self._syncs.items():
+            while sync.take():
+                yield
+                optimizer.step()
+        for p, gradient in kept.items():
+            p.grad = gradient
+
+    def flush(self) -> None:
+        """No sums are under way any more. All ranks call alike."""
+        for _ in self.late():
+            pass
 
     def close(self) -> None:
         for sync in self._syncs.values():
@@ -140,4 +157,6 @@ class GradientSums:
                 continue
             leaf, group = self._leaves[name], active.groups.sum_group(holding)
             summed.append(Summed.of(holding, leaf, whole.get(name), group, stages))
+        if steps := active.plan.sync.late:
+            return LateSync(summed, steps, late=late)
         return GradientSync(summed, late=late)

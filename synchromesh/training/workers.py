@@ -12,7 +12,7 @@ Counters of an optimizer are the first worker's: one without rows has made a ste
 `diloco:H` the mean is no end but a direction (`_OuterStep`)."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +39,7 @@ class Workers:
     def __init__(self, state: ModelState, sync_batch_norm: bool) -> None:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
+        self.flush: Callable[[], None] = lambda: None  # takes sums that come late
         self._served_by = 0  # servers
         self._past: list[ServedRecord] = []  # of plans before
         self.served: Worker | None = None  # exchanges with servers in time of its own
@@ -198,6 +199,7 @@ class Workers:
 
     def drain(self) -> None:
         """Workers have made all updates of their steps, and have what servers keep."""
+        self.flush()
         if self.served is not None:
             self.served.drain()
 

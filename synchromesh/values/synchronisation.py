@@ -7,7 +7,7 @@
     ssp:S,stale=3            ... and nobody is more steps ahead of the slowest
     shat:S                   ... and a worker goes a part of the way to the server's parameters
     hogwild                  all write one set of parameters in shared memory     one worker alone
-    stale:k                  by the sum of k steps before
+    stale:k                  all step by the sum of k steps before                simulated workers
 
 What each is said to be exact by, `verify` shows."""
 
@@ -27,7 +27,7 @@ class Synchronisation:
     """A word with its number, and what is behind commas.
 
     servers: 0 where there are none. steps: of `local` and `diloco`. stale: steps that a worker is
-    ahead of the slowest at most. push, fetch: steps from one to the next."""
+    ahead of the slowest at most, or that a sum is late. push, fetch: steps between two."""
 
     word: str = EVERY_STEP
     servers: int = 0
@@ -103,6 +103,16 @@ class Synchronisation:
     def steps_itself(self) -> bool:
         """Whether a worker steps what it computes with between two fetches, besides servers."""
         return self.word in ("ssp", "shat") or self.fetch > 1
+
+    @property
+    def late(self) -> int:
+        """Steps from a sum of gradients to the step that it is taken for."""
+        return self.stale if self.word == "stale" else 0
+
+    @property
+    def sums(self) -> int:
+        """How many sums of a bucket take memory: under way, taken, being filled."""
+        return self.late + 2 if self.late else 1
 
     @property
     def outer_step(self) -> bool:

@@ -43,6 +43,27 @@ def served_bytes(part: int, servers: int, index: int, ranks: int) -> tuple[int, 
 
 
 @dataclass(frozen=True)
+class ExchangeBytes:
+    """Bytes that a rank sends in a step so that all have the sum of gradients, or what has been
+    made of it: one that is a server, and one that is none (None where there is no such rank)."""
+
+    word: str  # of @synchronisation
+    server: int | None
+    worker: int | None
+
+
+def exchanges(size: int, ranks: int) -> tuple[ExchangeBytes, ...]:
+    """By a ring and by one, two and as many servers as ranks, of gradients of `size` bytes."""
+    made = [ExchangeBytes("every-step", None, sent_bytes("all_reduce", size, ranks))]
+    for servers in sorted({1, min(2, ranks), ranks}):
+        part = -(-size // servers)
+        first, last = (sum(served_bytes(part, servers, i, ranks)) for i in (0, ranks - 1))
+        worker = last if servers < ranks else None
+        made.append(ExchangeBytes(f"server:{servers}", first, worker))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
 class Collective:
     """On one group, of `bytes_per_row * rows ** power + fixed_bytes`. rows: of a data block of the
     component, or of `data` degrees. stride: how far apart the ranks of a group are."""

@@ -8,7 +8,6 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence each, with what to write instead."""
     staged, word, sync = plan.stage_count > 1, plan.synchronisation, plan.sync
     sharded = any(spec.states != "none" for spec in plan.specs)
-    executed = sync.exact or sync.alone
     faults = {
         "auto is found by the planner: write it alone": plan.default.name == "auto",
         f"@schedule={plan.schedule} makes the gradients of weights when sharded parameters "
@@ -18,7 +17,9 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
             staged and (plan.pieces or 1) > 1,
         "@rows of several stages are not executed yet: leave them out":
             staged and plan.rows is not None,
-        f"synchronisation {word} is not executed yet": not executed,
+        f"{word}: sums that come late are of gradients that every rank gets whole, as they are: "
+        "leave sharded states (states=, sharded-data) and @compression, or @synchronisation out":
+            sync.late > 0 and (sharded or plan.compressed),
         f"{word} has a whole optimizer state on each worker, which trains alone: leave "
         "sharded states (states=, sharded-data) or @synchronisation out":
             sync.alone and sharded,

@@ -32,6 +32,7 @@ LOSSY = (
     "gradients are sent with a loss ({}), which each rank owes the steps to come: those that "
     "ranks had are compared with one device, what is made of them with compressors in one process"
 )
+LATE = "the optimizer steps by the sum of gradients of {} steps before"
 OUTER = ", by which an outer optimizer steps"
 WILD = "processes write one set of parameters without locks, in an order that nobody knows"
 ASYNCHRONOUS = "servers step by a worker's gradient when it comes, computed on older parameters"
@@ -166,7 +167,7 @@ def _compare(
     sent_due = list(explained.sent_bytes_per_step)
     exact = steps >= sync.steps and _exactly_explained(trainer, workload.batch_size)
     # it fetches as it comes, or some of its steps are to come
-    exact = exact and not (sync.stale or steps % sync.push or steps % sync.fetch)
+    exact = exact and not (sync.word == "ssp" or steps % sync.push or steps % sync.fetch)
     document = {
         "plan": str(trainer.plan), "ranks": trainer.world.size, "steps": steps, "dtype": dtype,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
@@ -191,6 +192,8 @@ def _reason(plan: Plan, wild: bool) -> str:
         return LOSSY.format(plan.compression)
     if plan.sync.asynchronous:
         return WILD if wild else "" if plan.sync.in_common else ASYNCHRONOUS
+    if plan.sync.late:
+        return LATE.format(plan.sync.late)
     outer = OUTER if plan.sync.outer_step else ""
     return ALONE.format(plan.sync.steps, outer) if plan.sync.steps else ""
 
@@ -242,10 +245,15 @@ def _train(
         trainer.update()
         sent += world.ledger.sent * (step <= counted)
         workers.update(complete, step)
-        if (
-            not every or step == steps
-        ):  # buffers are settled when they are asked for, and parameters
+        # buffers are settled when they are asked for, and parameters
+        if not (every or trainer.plan.sync.late):
             deviations.shards("buffer", trainer.buffers(), workers.buffers(), step)
+    for _ in zip(trainer.sums.late(), workers.late(), strict=False):
+        gradients = trainer.gradients()
+        for ranks, made in workers.made:
+            deviations.shards("gradient", gradients, made, steps, ranks)
+        workers.update(workers.gathered(gradients), steps)
+    deviations.shards("buffer", trainer.buffers(), workers.buffers(), steps)
     deviations.shards("parameter", trainer.parameters(), workers.trained(), steps)
     return trainer.gather_numbers(sent // min(counted, steps))
 

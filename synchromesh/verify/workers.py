@@ -2,6 +2,7 @@
 else one for each data index (`Plan.sync`)."""
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ class Workers:
         first = self._alone[0].parameters.values() if self._alone else ()
         self._outer = [(p.detach().clone(), torch.zeros_like(p.detach())) for p in first]
         self._apart = False
+        self._late, self._waiting = trainer.plan.sync.late, deque[list[Computed | None]]()
+        self._latest: list[Computed | None] = []
         self._made: list[Computed | None] = []
         self._own = self._rows = [0] * len(self._ranks)  # of the last batch, and of all
 
@@ -48,6 +51,16 @@ class Workers:
         for index, worker in enumerate(self._alone):
             if self._own[index]:
                 self._made[index] = worker.backward(*self._batches(batch, parts[index]))
+        self._latest = self._made
+        self._waiting.append(self._made)
+        due = len(self._waiting) > self._late
+        self._made = self._waiting.popleft() if due else []
+
+    def late(self) -> Iterator[None]:
+        """What was made of batches whose gradients are still to come, one after the other."""
+        while self._waiting:
+            self._made = self._waiting.popleft()
+            yield
 
     def _batches(self, batch: Any, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """A worker's rows, or its micro-batches where batch norm normalises each by itself."""
@@ -58,13 +71,13 @@ class Workers:
     @property
     def made(self) -> Iterator[tuple[Sequence[int] | None, Computed | None]]:
         """The ranks of each worker that had rows, and on rank 0 what it made of them."""
-        known = zip(self._ranks, self._made, self._own, strict=True)
+        known = zip(self._ranks, self._made, self._own, strict=False)
         return ((ranks, made) for ranks, made, rows in known if rows)
 
     @property
     def joint(self) -> Computed | None:
         """The loss of all rows: the workers' means, weighted."""
-        made = [of for of in self._made if of is not None]
+        made = [of for of in self._latest if of is not None]
         if len(made) < 2:
             return made[0] if made else None
         weights = torch.tensor([float(of.values["weight"][""]) for of in made])
@@ -110,7 +123,7 @@ class Workers:
 
     def buffers(self) -> Computed | None:
         """Of all workers."""
-        return joint_buffers(self._alone, self._made, self._rows)
+        return joint_buffers(self._alone, self._latest, self._rows)
 
     def trained(self) -> Computed | None:
         """The parameters at the end, which are one model's."""

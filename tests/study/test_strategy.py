@@ -60,5 +60,5 @@ def test_what_is_no_strategy_is_refused_with_the_nearest() -> None:
         check("dpd")
     check("sharded-data")
     check("pipeline:stages=2; @schedule=zero-bubble")
-    with pytest.raises(ValueError, match="stale:1"):
-        check("data; @synchronisation=stale:1")
+    with pytest.raises(ValueError, match="sums that come late"):
+        check("zero1; @synchronisation=stale:1")

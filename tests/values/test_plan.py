@@ -485,7 +485,6 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; a=sharded-data", []),
         ("tensor:recompute=yes", []),
         ("data; @synchronisation=local:8", []),
-        ("data; @synchronisation=stale:1", ["stale:1"]),
         ("zero1; @synchronisation=local:8; @stages=0:a/1:b", ["whole optimizer state"]),
         ("hybrid:tensor=2; @compression=int8", []),
         ("data; a=sharded-data; @compression=int8", ["sums that every rank gets whole: leave"]),

@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a collective."""
 
-from synchromesh.values.traffic import MESSAGES, Collective, sent_bytes
+from synchromesh.values.traffic import MESSAGES, Collective, exchanges, sent_bytes, served_bytes
 
 
 def test_ring_algorithms() -> None:
@@ -17,3 +17,23 @@ def test_a_message_is_sent_once_each_way() -> None:
 
 def test_payload_follows_the_rows() -> None:
     assert Collective("all_reduce", "forward", 2, bytes_per_row=8, fixed_bytes=5).payload(3) == 29
+
+
+def test_servers_send_what_rings_do_in_all() -> None:
+    """Every gradient comes to its server, and every part to all others."""
+    for ranks in (2, 3, 4, 8):
+        for servers in range(1, ranks + 1):
+            sent = [served_bytes(60, servers, index, ranks) for index in range(ranks)]
+            assert sum(push for push, _ in sent) == sum(fetch for _, fetch in sent)
+            assert sum(map(sum, sent)) == 2 * (ranks - 1) * 60 * servers
+
+
+def test_rings_and_servers_side_by_side() -> None:
+    four = {e.word: (e.server, e.worker) for e in exchanges(1200, 4)}
+    assert four == {
+        "every-step": (None, 1800),
+        "server:1": (3600, 1200),
+        "server:2": (2400, 1200),
+        "server:4": (1800, None),
+    }
+    assert [e.word for e in exchanges(1200, 2)] == ["every-step", "server:1", "server:2"]

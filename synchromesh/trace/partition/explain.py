@@ -1,7 +1,7 @@
 """An explanation: what a plan does to a model, component by component, before any process runs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -18,8 +18,10 @@ from synchromesh.values.traffic import (
     Collective,
     CollectiveKind,
     Direction,
+    ExchangeBytes,
     TrafficCount,
     batch_norm_collectives,
+    exchanges,
 )
 
 from .gradient_traffic import component_sums, gradient_traffic
@@ -87,6 +89,9 @@ class Explanation:
     merged: str  # why components that might stand alone are one, or ""
     micro_batches: int  # that the plan cuts the global batch into
     schedule: str  # by which stages run them; "" where there is one stage
+    data_ranks: int  # the largest data degree
+    gradient_bytes: int  # that these sum, the most of a rank
+    exchanges: tuple[ExchangeBytes, ...]  # what rings and servers send for that
 
     def document(self) -> dict[str, Any]:
         """The JSON form; its keys, which are the names of the fields, are interface."""
@@ -117,6 +122,7 @@ def explain(
         local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
         sent[rank] = applied.sent_bytes(position)
     stages = stages_of([c.layout for c in made.components])
+    data, size = _summed(holding.values())
     components = tuple(
         _component(applied, i, number, ranks) for number, stage in enumerate(stages) for i in stage
     )
@@ -127,7 +133,18 @@ def explain(
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
         step.merged, len(applied.micro_batches), plan.schedule if len(stages) > 1 else "",
+        data, size, exchanges(size, data) if data > 1 and size else (),
     )  # fmt: skip
+
+
+def _summed(held: Iterable[Holding]) -> tuple[int, int]:
+    """The largest data degree, and the most bytes of gradients of it on the ranks of a stage."""
+    trained = [h for h in held if h.tensor.trained]
+    data = max((h.layout.data for h in trained), default=1)
+    sizes: Counter[range] = Counter()
+    for h in trained:
+        sizes[h.layout.positions] += h.local_bytes * (h.layout.data == data)
+    return data, max(sizes.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -301,6 +318,12 @@ def _head(explanation: Explanation) -> list[str]:
         f"bytes sent per rank and step {_list(explanation.sent_bytes_per_step)} "
         f"(batch norm {explanation.batch_norm})",
     ]
+    if explanation.exchanges:
+        out.append(
+            f"{explanation.gradient_bytes:,} bytes of gradients a rank and step, over "
+            f"{explanation.data_ranks} data ranks, would send"
+        )
+        out += map(_exchange, explanation.exchanges)
     if explanation.opaque:
         out.append(f"one opaque component, of which nothing is sharded: {explanation.opaque}")
     if explanation.merged:
@@ -311,6 +334,15 @@ def _head(explanation: Explanation) -> list[str]:
         how = f", schedule {explanation.schedule}" if explanation.schedule else ""
         out.append(f"{explanation.micro_batches} micro-batches{how}")
     return out
+
+
+def _exchange(exchange: ExchangeBytes) -> str:
+    """A line of the bytes that ranks would send by a word."""
+    ranks = {"each server": exchange.server, "each worker": exchange.worker}
+    if None in ranks.values():
+        ranks = {"each rank": exchange.server or exchange.worker}
+    sent = ", ".join(f"{size:,} from {name}" for name, size in ranks.items())
+    return f"  {exchange.word + ':':<12} {sent}"
 
 
 def _of_component(

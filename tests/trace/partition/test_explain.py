@@ -51,6 +51,20 @@ def test_workers_that_train_alone_send_means_of_parameters() -> None:
     assert "on 4 ranks, parameters, every 8 steps" in text(told)
 
 
+def test_rings_and_servers_are_said_side_by_side() -> None:
+    told, served = (
+        explained("cnn", "data", 4),
+        explained("cnn", "data; @synchronisation=server:1", 4),
+    )
+    assert told.exchanges == served.exchanges
+    words = {e.word: e for e in told.exchanges}
+    assert set(told.sent_bytes_per_step) == {words["every-step"].worker}
+    one = words["server:1"]
+    assert served.sent_bytes_per_step == (one.server, *(one.worker,) * 3)
+    assert f"server:1:    {one.server:,} from each server, {one.worker:,} from each" in text(told)
+    assert not explained("cnn", "tensor", 4).exchanges
+
+
 def test_one_rank_sends_nothing_and_an_idle_rank_holds_nothing() -> None:
     assert explained("cnn", "data", 1).sent_bytes_per_step == (0,)
     told = explained("cnn", "single", 3)
