@@ -313,7 +313,7 @@ def test_an_outer_step_keeps_two_tensors_a_parameter() -> None:
     ("plan", "words"),
     [
         ("zero1; @synchronisation=local:2", "whole optimizer state on each worker"),
-        ("data; @synchronisation=stale:2", "not executed yet"),
+        ("data; @synchronisation=local:2; @compression=int8", "send no gradients"),
     ],
 )
 def test_what_workers_cannot_do_is_said(plan: str, words: str) -> None:
