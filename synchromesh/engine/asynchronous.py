@@ -54,9 +54,7 @@ class Expected(NamedTuple):
 class Worker:
     """Of one rank: pushes the gradients of its steps and fetches parameters, by `sync`."""
 
-    PATIENCE: ClassVar = (
-        1.0  # seconds that a rank which closes early lets its server go on; chosen
-    )
+    PATIENCE: ClassVar = 1.0  # seconds that a failed rank lets its server go on; chosen
 
     def __init__(
         self, sync: Synchronisation, replica: Replica, optimizer: Optimizer, group: Group

@@ -19,13 +19,12 @@ from synchromesh.engine.gradients import GradientSync
 
 
 class SumUnderWay(NamedTuple):
-    """A bucket's sum of one step: its memory, and which gradients there were here."""
+    """A bucket's sum of one step, and its memory."""
 
     work: Any
     flat: Tensor
     views: Sequence[Tensor]
     counts: Tensor
-    filled: Sequence[bool]
 
 
 class LateBucket(FlatBucket):
@@ -41,8 +40,7 @@ class LateBucket(FlatBucket):
         """The sum that has begun goes on; no parameter has a gradient of it."""
         if self.work is None:
             return
-        begun = SumUnderWay(self.work, self.flat, self.views, self.counts, [*self.filled])
-        self._under_way.append(begun)
+        self._under_way.append(SumUnderWay(self.work, self.flat, self.views, self.counts))
         self.work = None
         for item in self.items:
             item.parameter.grad = None

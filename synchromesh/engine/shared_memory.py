@@ -30,20 +30,23 @@ class SharedMemory:
         for name, x in tensors.items():
             offsets[name] = total
             total += -(-x.nbytes // self.ALIGNED) * self.ALIGNED
-        path = group.broadcast_json(self._made(total) if group.index == 0 else None)
-        storage: Any = torch.UntypedStorage.from_file(path, True, max(1, total))
-        self.tensors = {
-            name: x.new_empty(0).set_(
-                storage, offsets[name] // x.element_size(), x.shape, _strides(x)
-            )
-            for name, x in tensors.items()
-        }
-        if group.index == 0:
-            for name, x in tensors.items():
-                self.tensors[name].copy_(x)
-        group.barrier()
-        if group.index == 0:
-            os.unlink(path)
+        own = self._made(total) if group.index == 0 else None
+        try:
+            path = group.broadcast_json(own)
+            storage: Any = torch.UntypedStorage.from_file(path, True, max(1, total))
+            self.tensors = {
+                name: x.new_empty(0).set_(
+                    storage, offsets[name] // x.element_size(), x.shape, _strides(x)
+                )
+                for name, x in tensors.items()
+            }
+            if own is not None:
+                for name, x in tensors.items():
+                    self.tensors[name].copy_(x)
+            group.barrier()
+        finally:  # also where another rank has failed
+            if own is not None:
+                os.unlink(own)
 
     def _made(self, size: int) -> str:
         folder = self.FOLDER if self.FOLDER.is_dir() else None
