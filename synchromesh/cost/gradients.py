@@ -17,13 +17,13 @@ from synchromesh.cost.planned_step import (
     shard_seconds,
     sharded_bytes,
 )
-from synchromesh.cost.timeline import Spans, Timelines
+from synchromesh.cost.timeline import Spans, Timelines, Way
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules, completing
 from synchromesh.values.holding import Holding
 from synchromesh.values.profile import Pattern, Profile
 from synchromesh.values.schedule import Action
-from synchromesh.values.traffic import CollectiveKind
+from synchromesh.values.traffic import CollectiveKind, Servers
 
 
 class GroupGradients:
@@ -51,8 +51,8 @@ class GroupGradients:
     def kind(self, h: Holding) -> BucketKind:
         """What it has in common with those that share its bucket."""
         ranks, users = (gradient_pattern(h), h.positions), self._stages[h.tensor.name]
-        part, dtype = h.part_placement, h.tensor.dtype
-        return BucketKind.of(ranks, dtype, part, users, h.each_backward, h.compressor)
+        part, dtype, served = h.part_placement, h.tensor.dtype, h.scattered and h.servers > 0
+        return BucketKind.of(ranks, dtype, part, users, h.each_backward, h.compressor, served)
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""
@@ -127,10 +127,21 @@ class GradientSeconds:
         """Backward is over: what is left is sent, and all of it is waited for."""
         yield from self._carry_out(self._sending.finish())
         if not self.planned.plan.sync.late:  # else whole steps go by meanwhile
+            for number, keys in self._of.items() if self.planned.plan.sync.servers else ():
+                yield from self.timelines.await_all(self.group, keys)
+                self._fetch(number)
             yield from self.timelines.await_all(self.group, self._sent)
         rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
         yield from self.line.compute(self.copy_byte * rest)
         yield from self.line.finish()
+
+    def _fetch(self, number: int) -> None:
+        """What servers have stepped by a sum goes to all, while other sums come."""
+        bucket = self.gradients.buckets[number]
+        if (serving := bucket[0].serving) is not None and bucket[0].scattered:
+            ranks, seconds = gradient_pattern(bucket[0]), shard_seconds("", bucket, self.profile)
+            _, way = _ways(serving, ranks)
+            self.line.depart(("fetch", number), "send", seconds, ("fetch", ranks), way)
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
         for event in events:
@@ -145,9 +156,13 @@ class GradientSeconds:
     def _send(self, number: int) -> None:
         bucket = self.gradients.buckets[number]
         ranks, scattered = gradient_pattern(bucket[0]), bucket[0].scattered
+        lane: object = ranks
+        way: Way = "both"
         if scattered:
             kind: CollectiveKind = "reduce_scatter"
             seconds = shard_seconds(kind, bucket, self.profile)
+            if (serving := bucket[0].serving) is not None:
+                kind, lane, (way, _) = "send", ("push", ranks), _ways(serving, ranks)
         else:  # where a second one follows, as if it were a part of the first
             kind, seconds = collectives(bucket)[0][0], 0.0
             for each, payload in collectives(bucket):
@@ -155,13 +170,18 @@ class GradientSeconds:
         groups = self._groups(bucket[0])
         shared = () if groups > 1 else (self.group, len(self._sent))
         key = ("gradients", *shared, bucket[0].tensor.name)
-        self.timelines.come(self.group, key, groups, kind, seconds, ranks)
+        self.timelines.come(self.group, key, groups, kind, seconds, lane, way)
         self._sent.append(key)
         self._of.setdefault(number, []).append(key)
 
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""
         return sum(its[0] in holding.positions for its in self.planned.positions)
+
+
+def _ways(servers: Servers, ranks: Pattern) -> tuple[Way, Way]:
+    """Which direction of a server's link pushes and fetches take; both, where all ranks serve."""
+    return ("both", "both") if servers.count == ranks.size else ("in", "out")
 
 
 SCATTERED, PART, COMPRESSED = "scattered", "part", "compressed"

@@ -32,7 +32,7 @@ from synchromesh.values.profile import Compute, Pattern, Profile
 from synchromesh.values.schedule import Action, Schedule, pipeline, taking_turns
 from synchromesh.values.sharding import Gathering
 from synchromesh.values.synchronisation import Synchronisation
-from synchromesh.values.traffic import Collective
+from synchromesh.values.traffic import Collective, Servers
 
 
 class Unmeasured(ValueError):
@@ -114,8 +114,7 @@ class PlannedStep:
     @cached_property
     def ranks(self) -> Sequence[int]:
         """The rank at each position."""
-        staged = tuple(dict.fromkeys(r for s in self.plan.stages for r in s.ranks))
-        return (self.plan.ranks or staged or range(self.devices))[: self.devices]
+        return self.plan.order(self.devices)[: self.devices]
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
@@ -236,11 +235,27 @@ def gradient_pattern(holding: Holding) -> Pattern:
 
 
 def shard_seconds(kind: str, held: Sequence[Holding], profile: Profile) -> float:
-    """Seconds to gather the parts of parameters, or to scatter their gradients. With servers: of
-    as many bytes through the busiest link, (N - 1) parts through a server's."""
-    of, ranks = held[0], gradient_pattern(held[0])
-    payload = sharded_bytes(held) // of.parts * (ranks.size if of.servers else of.parts)
+    """Seconds to gather the parts of parameters, or to scatter their gradients."""
+    ranks, payload = gradient_pattern(held[0]), sharded_bytes(held)
+    if (serving := held[0].serving) is not None:
+        return served_seconds(payload / serving.count, serving, ranks.size, profile)
     return collective_seconds(kind, ranks, payload, profile)
+
+
+def served_seconds(part: float, servers: Servers, ranks: int, profile: Profile) -> float:
+    """Seconds of a push or a fetch of parts of so many bytes: of what goes through a server's link
+    in its busier direction, with N ranks N - 1 parts, or W with W workers to a dedicated one, as
+    messages; of sums of a push and of the next fetch of S servers on workers, N + S - 2."""
+    workers = ranks - servers.first
+    if servers.dedicated or servers.count == ranks:
+        parts = workers - (not servers.dedicated)
+    else:
+        parts = ranks + servers.count - 2
+    return message_seconds(parts * part, profile)
+
+
+def message_seconds(size: float, profile: Profile) -> float:
+    return collective_seconds("send", Pattern(2), size, profile)
 
 
 def sharded_bytes(held: Sequence[Holding]) -> int:
@@ -259,17 +274,28 @@ def bytes_apart(
     return replicas, outer + state_factor * replicas * sync.steps_itself
 
 
+def link_seconds(planned: PlannedStep, profile: Profile) -> float:
+    """Seconds of a step in which a server's link is busy for asynchronous workers; no step of
+    theirs is shorter, on average."""
+    sync = planned.plan.sync
+    return max((_link_seconds(its, sync, profile) for its in _replicas(planned)), default=0.0)
+
+
+def _replicas(planned: PlannedStep) -> Iterable[list[Holding]]:
+    """Of each stage what asynchronous workers have replicas of."""
+    stages: dict[range, list[Holding]] = {}
+    for h in (h for h in planned.holdings.values() if h.replica):
+        stages.setdefault(h.layout.positions, []).append(h)
+    return stages.values()
+
+
 def exchange_seconds(planned: PlannedStep, profile: Profile) -> float:
     """Seconds of a step, on average, for what workers that step alone send: means of parameters,
     or gradients to servers and parameters back."""
     sync = planned.plan.sync
     if sync.asynchronous:
-        stages: dict[range, list[Holding]] = {}
-        for h in (h for h in planned.holdings.values() if h.replica):
-            stages.setdefault(h.layout.positions, []).append(h)
-        return max(
-            (_served_seconds(held, planned, profile) for held in stages.values()), default=0
-        )
+        its = _replicas(planned)
+        return max((_served_seconds(held, sync, profile) for held in its), default=0.0)
     if not sync.steps:
         return 0.0
     seconds: dict[range, float] = {}  # by stage, whose ranks do it at once
@@ -282,15 +308,20 @@ def exchange_seconds(planned: PlannedStep, profile: Profile) -> float:
     return max(seconds.values(), default=0.0) / sync.steps
 
 
-def _served_seconds(held: Sequence[Holding], planned: PlannedStep, profile: Profile) -> float:
-    """Of a push and a fetch by all workers of a stage, which its busiest link carries."""
-    layout, sync = held[0].layout, planned.plan.sync
-    ranks = Pattern(layout.data, layout.tensor)
-    payload, size = ranks.size * sum(h.kept_bytes for h in held), sum(h.local_bytes for h in held)
-    push = collective_seconds("reduce_scatter", ranks, payload, profile)
-    fetch = collective_seconds("all_gather", ranks, payload, profile)
-    copied = profile.copy_byte * size
-    return (push + copied) / sync.push + (fetch + copied) / sync.fetch
+def _served_seconds(held: Sequence[Holding], sync: Synchronisation, profile: Profile) -> float:
+    """Of a worker's push and fetch, which it waits for."""
+    size = sum(h.local_bytes for h in held)
+    one = message_seconds(size, profile) + profile.copy_byte * size
+    return one / sync.push + one / sync.fetch
+
+
+def _link_seconds(held: Sequence[Holding], sync: Synchronisation, profile: Profile) -> float:
+    """Of what all workers push through a server's link while each makes a step, or fetch."""
+    serving = held[0].serving
+    assert serving is not None, "a replica is of what servers keep"
+    ranks = held[0].layout.data - (serving.first or 1)
+    part = sum(h.kept_bytes for h in held)
+    return message_seconds(ranks * part, profile) / min(sync.push, sync.fetch)
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

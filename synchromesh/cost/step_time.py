@@ -24,6 +24,7 @@ from synchromesh.cost.planned_step import (
     collective_seconds,
     exchange_seconds,
     gradient_pattern,
+    link_seconds,
     measured,
     pattern,
     shard_seconds,
@@ -102,9 +103,8 @@ def _walk(
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
     means = exchange_seconds(planned, profile)
-    seconds = (
-        max(ends[last], late_seconds(planned, profile)) + means + profile.calls.step + profile.host
-    )
+    least = max(late_seconds(planned, profile), link_seconds(planned, profile))
+    seconds = max(ends[last] + means, least) + profile.calls.step + profile.host
     time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited + means,
         pieces,
@@ -287,6 +287,8 @@ class _GroupWalk:
         """What is gathered departs; what is awaited comes, and is copied to where it is read."""
         for event in events:
             held = self.planned.gathering.units[event.unit].holdings
+            if event.verb == "gather" and held[0].servers:
+                continue  # it has come at the end of the step before
             if event.verb == "gather":
                 seconds = shard_seconds("all_gather", held, self.traffic.profile)
                 ranks = gradient_pattern(held[0])

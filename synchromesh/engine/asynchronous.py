@@ -72,11 +72,20 @@ class Worker:
 
     def update(self) -> None:
         """Behind a backward: this worker's step, and what it exchanges with the servers."""
-        sync, gradients = self.sync, self.replica.gradients()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
         if self.record.kept:
             self.record.fetched.append([])
         self._step += 1
+        if self.server is not None:
+            self.server.start()
+            self.server.check()
+        if self.replica.computes:
+            self._exchange_gradients(self.replica.gradients())
+        if self.server is not None:
+            self.server.count()
+
+    def _exchange_gradients(self, gradients: Tensor) -> None:
+        sync = self.sync
         self._sum = gradients if self._sum is None else self._sum.add_(gradients)
         if sync.steps_itself:
             self._step_replica()
@@ -86,8 +95,6 @@ class Worker:
             fetches = self._all_seen() < self._step - sync.stale
         if pushes or fetches:
             self._exchange(pushes, fetches)
-        if self.server is not None:
-            self.server.count()
 
     def _all_seen(self) -> int:
         """Steps of all workers that what every rank of this one has has seen: they fetch alike."""
@@ -112,9 +119,6 @@ class Worker:
 
     def _exchange_with_servers(self, pushes: bool, fetches: bool) -> None:
         replica, column = self.replica, self.replica.column
-        if self.server is not None:
-            self.server.start()
-            self.server.check()
         vectors, self._sum = (self._sum, None) if pushes else (None, self._sum)
         stale = self.sync.stale or self._step  # else whatever they have seen
         seen = max(0, self._step - stale)
@@ -160,9 +164,9 @@ class Worker:
             answers[index], parts[index] = self.server.fetch(index, requests[index])
         self._versions = [answers[s].version for s in range(replica.servers)]
         self._seen = min(a.seen for a in answers.values())
-        size = replica.column.size
+        workers = replica.column.size - replica.serving.first
         mixed = sorted(answers.items()) if self.sync.word == "shat" else []
-        shares = [share(answer.others, size) for _, answer in mixed]
+        shares = [share(answer.others, workers) for _, answer in mixed]
         if self.record.kept:
             ones = shares or [1.0] * replica.servers
             self.record.fetched[-1] = [*zip(self._versions, ones, strict=True)]
@@ -202,28 +206,26 @@ class Worker:
         self.refresh()
 
     def end(self) -> None:
-        """All updates are made."""
-        if self._step:
-            column = self.replica.column
-            if self._sum is not None:
-                self._exchange(pushes=True, fetches=False)
-            if self.server is not None:
-                self.server.start()
-            for server in self._others:
-                self._post(torch.tensor(ENDED), server, MessageTag.ASKED)
-            self._wait_for_sends()
-            if self.server is not None:
-                self.server.end(column.index)
-                self.server.join()
-                self.server.count()
-            self._step = self._seen = 0
+        """All updates are made. All ranks call, those too that have made no step."""
+        if self.server is not None:
+            self.server.start()
+        if self._sum is not None:
+            self._exchange(pushes=True, fetches=False)
+        for server in self._others:
+            self._post(torch.tensor(ENDED), server, MessageTag.ASKED)
+        self._wait_for_sends()
+        if self.server is not None:
+            self.server.end(self.replica.column.index)
+            self.server.join()
+            self.server.count()
+        self._step = self._seen = 0
 
     def close(self) -> None:
         """Tells servers that no more comes, where that is not known. Behind an error it waits for
         nobody, and this rank's server ends with it."""
         with suppress(RuntimeError):
             if sys.exc_info()[0] is None:
-                return self.end()
+                return self.end() if self._step else None
             for server in self._others if self._step else ():
                 self._post(torch.tensor(ENDED), server, MessageTag.ASKED)
             if self.server is not None and self._step:

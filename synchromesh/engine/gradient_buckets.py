@@ -18,6 +18,7 @@ from synchromesh.values.buckets import BucketKind
 from synchromesh.values.compression import CompressedSizes
 from synchromesh.values.holding import Holding
 from synchromesh.values.placement import REPLICATED, Placement
+from synchromesh.values.traffic import Servers
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Summed:
     each_backward: whether it is summed after each backward, of the first of `stages`, the pipeline
     stages of this rank that use it: what the others' backwards give has been added up by then.
     most_bytes: of the gradient on any rank, by which all of them fill equal buckets; None: as on
-    this one. compressor: what it is sent by; "": as it is. servers: the first so many ranks of
-    the group have the parts; 0: all have one."""
+    this one. compressor: what it is sent by; "": as it is. servers: who has the parts; None: all
+    have one."""
 
     parameter: nn.Parameter
     group: Group
@@ -39,7 +40,7 @@ class Summed:
     stages: tuple[int, ...] = (0,)
     most_bytes: int | None = None
     compressor: str = ""
-    servers: int = 0
+    servers: Servers | None = None
 
     @classmethod
     def of(
@@ -50,9 +51,8 @@ class Summed:
         size, word = holding.local_bytes, holding.compressor
         if not holding.scattered:
             return cls(parameter, group, stages=stages, most_bytes=size, compressor=word)
-        servers = holding.parts if holding.servers else 0
         part, each = holding.part_placement, holding.each_backward
-        return cls(parameter, group, whole, part, each, stages, size, word, servers)
+        return cls(parameter, group, whole, part, each, stages, size, word, holding.serving)
 
     @property
     def leaf(self) -> nn.Parameter:
@@ -69,7 +69,8 @@ class Summed:
         """What it has in common with those that share its bucket."""
         ranks, of = self.group.ranks, (self.parameter.dtype, self.parameter.device)
         part, stages = self.part_placement, self.stages
-        return BucketKind.of(ranks, of, part, stages, self.each_backward, self.compressor)
+        served = self.servers is not None
+        return BucketKind.of(ranks, of, part, stages, self.each_backward, self.compressor, served)
 
 
 class Bucket:

@@ -7,7 +7,7 @@ rebuilds its buckets after the first step, does not).
 Buckets of which every rank gets all are in `gradient_buckets.py`, those of which each gets a part
 are here."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, Sending, SendingRules
-from synchromesh.values.traffic import served_bytes
+
+Ahead = Callable[[Sequence[nn.Parameter]], None]
 
 
 class ScatterBucket(Bucket):
@@ -30,7 +31,8 @@ class ScatterBucket(Bucket):
         self._finish: Finish | None = None
         self._forgotten: Finish | None = None  # to be waited for before the next one starts
         self._partial = False  # whether gradients were missing here in what is under way
-        self._parts = items[0].servers or items[0].group.size
+        serving = items[0].servers
+        self._parts = items[0].group.size if serving is None else serving.count
         self._offsets = [0]
         for item in items:
             largest = item.part_placement.local_shape(tuple(item.leaf.shape), self._parts)
@@ -67,8 +69,8 @@ class ScatterBucket(Bucket):
         flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
         size, group, servers = numbers * flat.element_size(), self.group, self.items[0].servers
         if servers:
-            payload, _ = served_bytes(size, servers, group.index, group.size)
-            self._finish = start_push(group, flat, len(self.items), payload)
+            payload, _ = servers.sent(size, group.index, group.size)
+            self._finish = start_push(group, servers, flat, len(self.items), payload)
         else:
             self._finish = group.start_reduce_scatter(flat, group.size * size)
         self._partial = self.waiting > 0
@@ -190,8 +192,9 @@ class GradientSync:
         """A backward of a stage is over: what is summed in each one is on its way."""
         self._carry_out(self._sending.end_backward(stage))
 
-    def finish(self, scale: float | None = None) -> None:
-        """After it every gradient is the sum over its group, times `scale`, on all ranks."""
+    def finish(self, scale: float | None = None, ahead: Ahead | None = None) -> None:
+        """After it every gradient is the sum over its group, times `scale`, on all ranks. ahead:
+        is called with the parameters of each sum as soon as it has come, scaled."""
         assert self._armed, "begin comes before finish"
         self._armed = False
         for event in self._sending.finish():
@@ -200,23 +203,26 @@ class GradientSync:
             self._carry_out([event])
         for bucket in self._buckets:
             bucket.advance()
-        self._finish_buckets()
+        self.scale = 1.0 if scale is None else scale
+        for parameters in self._sums():
+            self._scale(parameters)
+            if ahead is not None:
+                ahead(parameters)
         for p in self._alone:
             if p.grad is not None and p.grad.is_sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
-        self.scale = 1.0 if scale is None else scale
-        if scale is not None:
-            self._scale(scale)
+        self._scale(self._alone)
 
-    def _finish_buckets(self) -> None:
+    def _sums(self) -> Iterator[list[nn.Parameter]]:
+        """Waits for the sums; the parameters of each, as they come."""
         for bucket in self._buckets:
             bucket.finish()
+            yield [item.parameter for item in bucket.items]
 
-    def _scale(self, scale: float) -> None:
-        shared = (item.parameter for bucket in self._buckets for item in bucket.items)
-        gradients = [p.grad for p in (*shared, *self._alone) if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, scale)
+    def _scale(self, parameters: Iterable[nn.Parameter]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self.scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, self.scale)
 
     def abandon(self) -> None:
         """After a backward that failed: the next one sums nothing until `begin`."""
@@ -233,7 +239,8 @@ class GradientSync:
         for hook in self._hooks:
             hook.remove()
         if not any(bucket.group.world.lost for bucket in self._buckets):
-            self._finish_buckets()  # else nobody may come to the sum
+            for _ in self._sums():  # else nobody may come to the sum
+                pass
         self._hooks, self._buckets, self._alone = [], [], []
         self._sending = Sending([])
         self._armed = False

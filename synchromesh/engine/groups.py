@@ -162,10 +162,10 @@ class Group:
         self.start_exchange(sends, receives, payload)()
 
     def start_exchange(
-        self, sends: Messages, receives: Messages, payload: int | None = None
+        self, sends: Messages, receives: Messages, payload: int | None = None, tag: int = 0
     ) -> Callable[[], None]:
         """Begins an exchange; `receives` are full when the returned function returns. payload:
-        bytes to count (None: of `sends`)."""
+        bytes to count (None: of `sends`). tag: exchanges of one tag come in their order."""
         assert self.index >= 0
         own = [x for i, x in sends if i == self.index]
         for target, x in zip((y for i, y in receives if i == self.index), own, strict=True):
@@ -176,8 +176,8 @@ class Group:
         self._ready()
         sent = sum(x.nbytes for _, x in outward) if payload is None else payload
         self.world.ledger.add("send", sent, 2)
-        work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages) for i, x in outward]
-        work += [dist.P2POp(dist.irecv, y, self.ranks[i], self.messages) for i, y in inward]
+        work = [dist.P2POp(dist.isend, x, self.ranks[i], self.messages, tag) for i, x in outward]
+        work += [dist.P2POp(dist.irecv, y, self.ranks[i], self.messages, tag) for i, y in inward]
         begun = dist.batch_isend_irecv(work)
         return Posted(self.world, begun, [x for _, x in outward]).wait
 

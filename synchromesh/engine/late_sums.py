@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from synchromesh.engine.gradient_buckets import FlatBucket, Summed
-from synchromesh.engine.gradients import GradientSync
+from synchromesh.engine.gradients import Ahead, GradientSync
 
 
 class SumUnderWay(NamedTuple):
@@ -74,7 +74,7 @@ class LateSync(GradientSync):
     def _bucket(self, items: Sequence[Summed]) -> LateBucket:
         return LateBucket(items)
 
-    def finish(self, scale: float | None = None) -> None:
+    def finish(self, scale: float | None = None, ahead: Ahead | None = None) -> None:
         """After it gradients are the sums of so many steps before; none at first."""
         super().finish()
         self._scales.append(1.0 if scale is None else scale)
@@ -94,6 +94,6 @@ class LateSync(GradientSync):
         for p, own in zip(self._alone, self._own.popleft(), strict=True):
             p.grad = own
         self.scale = self._scales.popleft()
-        if self.scale != 1.0:
-            self._scale(self.scale)
+        shared = (item.parameter for bucket in self._buckets for item in bucket.items)
+        self._scale([*shared, *self._alone])
         return True

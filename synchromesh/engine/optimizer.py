@@ -47,6 +47,19 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
         )
 
 
+def step_some(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> None:
+    """Steps these as if no other parameter had a gradient. The update is to be elementwise."""
+    of = (p for group in optimizer.param_groups for p in group["params"])
+    others = [(p, p.grad) for p in of if p.grad is not None and p not in parameters]
+    for p, _ in others:
+        p.grad = None
+    try:
+        optimizer.step()
+    finally:
+        for p, gradient in others:
+            p.grad = gradient
+
+
 def refuse_foreign(optimizer: Optimizer, known: Collection[Tensor]) -> None:
     """ValueError where it has parameters that are none of `known`, the model's."""
     params = (p for group in optimizer.param_groups for p in group["params"])

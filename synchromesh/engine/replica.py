@@ -18,6 +18,7 @@ from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.servers import start_fetch
 from synchromesh.engine.sharding import parts_of
 from synchromesh.values.holding import Holding
+from synchromesh.values.traffic import Servers
 
 
 class Replica:
@@ -40,10 +41,15 @@ class Replica:
         self._served = {n: h for n, h in here.items() if position in h.sharing(position)}
         self.parameters = {n: parameters[n] for n in self._served}
         self._lengths = [h.part_entries_at(position) for h in self._served.values()]
-        self.servers, self.dtype = 0, torch.float32
+        self.serving, self.dtype = Servers(0), torch.float32
         if served := [*self._served.values()]:
-            self.column, self.servers = groups.served_group(served[0]), served[0].parts
+            self.column = groups.served_group(served[0])
+            self.serving = served[0].serving or self.serving
             self.dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters.values()))
+
+    @property
+    def servers(self) -> int:
+        return self.serving.count
 
     @property
     def length(self) -> int:
@@ -58,6 +64,11 @@ class Replica:
     @property
     def serves(self) -> bool:
         return self.column.index < self.servers
+
+    @property
+    def computes(self) -> bool:
+        """Whether there are rows for this rank."""
+        return self.column.index >= self.serving.first
 
     def gradients(self) -> Tensor:
         """(servers, length): of this worker's step."""
@@ -135,7 +146,7 @@ class Replica:
     def refresh(self) -> None:
         """All have what servers keep. All ranks of the column call."""
         if self.servers:
-            self.take(start_fetch(self.column, self.part(), self.servers)())
+            self.take(start_fetch(self.column, Servers(self.servers), self.part())())
         else:
             self._tell()
 

@@ -9,7 +9,7 @@ forward to its backward. Two autograd nodes around the component say when its ba
 ends. The latter comes last: of the nodes that are ready autograd runs the one that was made last.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Gathered:
         self.unit, self.parameters, self.group = unit, parameters, group
         self.there = False
         first = unit.holdings[0]
-        self._servers, self._parts = first.parts if first.servers else 0, first.parts
+        self._serving, self._parts = first.serving, first.parts
         self.whole: list[nn.Parameter] = []
         self._offsets = [0]
         for h, p in zip(unit.holdings, parameters, strict=True):
@@ -69,8 +69,8 @@ class _Gathered:
         flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
         for p, start in zip(self.parameters, self._offsets, strict=False):
             flat[start : start + p.numel()].view(p.shape).copy_(p.detach())
-        if servers := self._servers:
-            self._finish = start_fetch(self.group, flat, servers)
+        if servers := self._serving:
+            self._finish = start_fetch(self.group, servers, flat)
         else:
             self._finish = self.group.start_all_gather(flat)
 
@@ -129,6 +129,18 @@ class Sharding:
         self._goes_on = False
         self._walk: UseWalk | None = None
         self._action: Action | None = None
+
+    def fetch(self, parameters: Collection[nn.Parameter]) -> None:
+        """Units, all of whose parameters are among these, begin to be gathered for the next walk:
+        nothing changes them before."""
+        for gathered in self._here.values():
+            if all(p in parameters for p in gathered.parameters):
+                gathered.begin()
+
+    def drop(self) -> None:
+        """What was gathered for the next walk is of no use: parameters change."""
+        for gathered in self._here.values():
+            gathered.free()
 
     def expect(self, runs: Sequence[tuple[Action, Run]], goes_on: bool) -> None:
         """What comes next. goes_on: whether more follows before the parameters change."""

@@ -3,14 +3,14 @@ parameters by one gradient at once, when it comes, and answers who asks for them
 
     worker i    asks, sends a gradient ---> server    w <- w - step of g_i      answers, sends w
 
-Messages have tags, by which those of the thread and of the rank's own steps differ. Whoever sends
-an answer waits until it is taken: workers post their receives before they ask."""
+Messages have tags, by which those of the thread and of the rank's own steps differ. An answer goes
+while the next gradient comes: workers post their receives before they ask."""
 
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -82,16 +82,23 @@ class Server:
         self.replica, self.optimizer, self.record = replica, optimizer, record
         self.column = replica.column
         size = self.column.size
-        self._done = [0] * size  # steps of each worker that have been pushed, or that are over
+        self._done = self._none_done()  # steps of each worker that are pushed, or that are over
         self._last = [0] * size  # version behind each worker's last update
         self._others = [0] * size  # updates of others before that, since the one before
         self._own = [0] * size  # updates of each worker since it last fetched
         self._changed = threading.Condition()
         self._pending: list[tuple[int, WorkerRequest]] = []
+        self._answered: dict[int, list[Any]] = {}  # what is sent to each worker
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
+    def _none_done(self) -> list[int]:
+        """Behind a drain; nobody waits for a rank that computes no rows."""
+        first = self.replica.serving.first
+        return [self.ENDLESS] * first + [0] * (self.column.size - first)
+
     def start(self) -> None:
+        """Others may ask from here on, until all have ended."""
         if self._thread is None and self.column.size > 1:
             self._thread = threading.Thread(target=self._run, name="server", daemon=True)
             self._thread.start()
@@ -159,7 +166,9 @@ class Server:
             self._thread.join(timeout)
             self._thread = None
         self.check()
-        self._done, self._own = [0] * self.column.size, [0] * self.column.size
+        for worker in [*self._answered] if timeout is None else ():
+            self._wait_for_answer(worker)
+        self._done, self._own = self._none_done(), [0] * self.column.size
 
     def _run(self) -> None:
         try:
@@ -194,8 +203,14 @@ class Server:
             answers = [(worker, *self._answer(worker)) for worker, _ in ready]
             self.record.sent += len(answers) * self.replica.part_bytes
         for worker, answer, part in answers:
-            self._send(torch.tensor(answer), worker, MessageTag.ANSWERED)
-            self._send(part, worker, MessageTag.PARAMETERS)
+            self._wait_for_answer(worker)
+            its = (torch.tensor(answer), MessageTag.ANSWERED), (part, MessageTag.PARAMETERS)
+            self._answered[worker] = [self._send(x, worker, tag) for x, tag in its]
+
+    def _wait_for_answer(self, worker: int) -> None:
+        """The last one has gone: that worker has it since before it asked again."""
+        for work in self._answered.pop(worker, ()):
+            work.wait()
 
     def _received(self, into: Tensor) -> int:
         source = dist.recv(into, None, group=self.column.messages, tag=MessageTag.ASKED)
@@ -204,5 +219,5 @@ class Server:
     def _receive(self, into: Tensor, worker: int, tag: MessageTag) -> None:
         dist.recv(into, self.column.ranks[worker], group=self.column.messages, tag=tag)
 
-    def _send(self, x: Tensor, worker: int, tag: MessageTag) -> None:
-        dist.send(x, self.column.ranks[worker], group=self.column.messages, tag=tag)
+    def _send(self, x: Tensor, worker: int, tag: MessageTag) -> Any:
+        return dist.isend(x, self.column.ranks[worker], group=self.column.messages, tag=tag)

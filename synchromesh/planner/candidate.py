@@ -77,8 +77,7 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     cut, devices = partitions.partition(plan), len(problem.ranks(plan))
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
-    placed, words = cut.placements, plan.compression
-    held = holdings(tensors.values(), placed, devices, plan.sync, words)
+    held = holdings(tensors.values(), cut.placements, devices, plan)
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
 
 

@@ -196,16 +196,12 @@ def _gradients(local: LocalComponent, ranks: Pattern) -> Iterator[Demand]:
 
 
 def served(partition: Partition, plan: Plan) -> Iterator[Demand]:
-    """What servers receive and send is priced by (`cost.planned_step.shard_seconds`)."""
-    servers = plan.sync.servers
-    for local in partition.components if servers else ():
-        size = sum(p.bytes for p in local.component.parameters if p.trainable)
-        layout = local.layout
-        for ranks in {Pattern(layout.data, layout.tensor), Pattern(layout.devices)}:
-            if size and ranks.size > 1:
-                payload = size * ranks.size // min(servers, ranks.size)
-                yield "all_gather", ranks, payload
-                yield "reduce_scatter", ranks, payload
+    """What servers receive and send is priced by (`cost.planned_step.served_seconds`)."""
+    servers, components = plan.sync.servers, partition.components
+    size = sum(p.bytes for c in components for p in c.component.parameters if p.trainable)
+    ranks = max(c.layout.devices for c in components)
+    if servers and ranks > 1:
+        yield "send", Pattern(2), size * ranks // min(servers, ranks)
 
 
 def scattering(partition: Partition) -> set[Pattern]:

@@ -184,7 +184,11 @@ class Accumulation:
         if alone := self._execution.workers.alone:
             weight = self._own_weight
         scale = None if weight in (0.0, self._unit) else self._unit / weight
-        self._execution.sync.finish(scale)
+        execution = self._execution
+        ahead = execution.workers.stepping(
+            execution.losses.now.optimizer, execution.sharding.fetch
+        )
+        execution.sync.finish(scale, ahead if self._share is None else None)
         if alone and not weight:  # a worker without rows makes no step
             self._execution.workers.forget_gradients()
         self._execution.noise.finish(scale or 1.0)

@@ -136,8 +136,7 @@ class PlanCheck:
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
         made = known or partition(step, layouts, rows=rows, pins=pins)
-        tensors, words = self._model.described.values(), plan.compression
-        placed = holdings(tensors, made.placements, len(ranks), plan.sync, words)
+        placed = holdings(self._model.described.values(), made.placements, len(ranks), plan)
         refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)

@@ -76,6 +76,7 @@ class Execution:
         self.workers.flush = self.sums.flush
         self._check = PlanCheck(self.state, planning, self.notices, options)
         self._active: ActivePlan | None = None
+        self.sharding = Sharding()
         self._groups = len(optimizer.param_groups)
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
         self.reports, self.noise = Reports(), NoiseMeter(options.noise_scale)
@@ -174,6 +175,7 @@ class Execution:
         # there is no way back from here: until all of it is done no plan is in force
         self._active = None
         self.sums.leave()
+        self.sharding.drop()
         moved = self.state.move(new.holdings, new.groups)
         if first:
             self._start()
@@ -364,6 +366,7 @@ class Execution:
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""
         self.workers.drain()  # what is under way is of what was before
+        self.sharding.drop()
         stored = self.carry.stored(saved.carry)
         with self.state.optimizer_state.undone_on_error():
             try:

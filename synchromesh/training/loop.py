@@ -210,7 +210,7 @@ class _Loop:
             saved = trainer.resume(resume)
             best, self.since = saved.get("best"), int(saved.get("since", 0))
             self.best = best if best is None else float(best)
-        trainer.on_event = self._decided
+        trainer.on_event, trainer.workers.ahead = self._decided, True
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
@@ -279,8 +279,8 @@ class _Loop:
                 break
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
-        seconds = time.monotonic() - began - self.aside
         self.sent += trainer.workers.end()
+        seconds = trainer.workers.longest(time.monotonic() - began - self.aside)
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
         if self.stopped:
@@ -297,13 +297,13 @@ class _Loop:
         began, events = time.perf_counter(), trainer.adaptation.events
         sent = trainer.world.ledger.sent
         loss = trainer.step(batch)
-        if not trainer.plan.sync.asynchronous or row_count(batch):
+        if computes := not trainer.plan.sync.asynchronous or bool(row_count(batch)):
             self.unread.append(loss)
         seconds = time.perf_counter() - began
         self.sent += trainer.world.ledger.sent - sent
         warm_up = RunResult.WARM_UP_STEPS
         warm_up = min(warm_up, (self.steps or warm_up) // 2)
-        if full and trainer.steps > warm_up and trainer.adaptation.events == events:
+        if full and computes and trainer.steps > warm_up and trainer.adaptation.events == events:
             self.step_seconds.append(seconds)
         return seconds
 

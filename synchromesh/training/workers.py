@@ -9,11 +9,11 @@ Converges Fast and Communicates Little", ICLR, algorithm 1.)
     s_i  <-  1/N sum_j s_j    optimizer states: before a switch or checkpoint, which know one alone
 
 Counters of an optimizer are the first worker's: one without rows has made a step less. Under
-`diloco:H` the mean is no end but a direction (`_OuterStep`)."""
+`diloco:H` the mean is no end but a direction (`OuterStep`)."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,18 @@ from torch.optim import Optimizer
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine.asynchronous import Worker
+from synchromesh.engine.gradients import Ahead
 from synchromesh.engine.groups import Group
 from synchromesh.engine.opaque import broadcast_state
+from synchromesh.engine.optimizer import step_some
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.replica import Replica
 from synchromesh.engine.shared_memory import SharedMemory
 from synchromesh.engine.update_server import ServedRecord
 from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.outer_step import OuterStep
 from synchromesh.values.holding import Holding, averaged
+from synchromesh.values.optimizer import elementwise, hooked
 from synchromesh.values.plan import Plan
 
 
@@ -37,10 +41,15 @@ class Workers:
     """Of the plan in force. All ranks call alike, idle ones too."""
 
     def __init__(self, state: ModelState, sync_batch_norm: bool) -> None:
+        # parameters are stepped, and fetched for the next step, while other sums are under way:
+        # nobody changes gradients before the update, nor parameters before the next step
+        self.ahead = False
+        self._stepped = set[nn.Parameter]()  # so, in this step
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
         self.flush: Callable[[], None] = lambda: None  # takes sums that come late
         self._served_by = 0  # servers
+        self._sums_served = False  # by servers, who step by them
         self._past: list[ServedRecord] = []  # of plans before
         self.served: Worker | None = None  # exchanges with servers in time of its own
         self.asynchronous = False  # all have such a one, but for idle ranks
@@ -55,7 +64,7 @@ class Workers:
         self._held: Mapping[str, Holding] = {}
         self._ranks: tuple[int, ...] = ()
         self._trained: list[str] = []  # parameters that this rank steps by its worker's gradient
-        self._outer: _OuterStep | None = None
+        self._outer: OuterStep | None = None
         self._in_common: list[str] = []  # parameters that others write too
 
     def adopt(
@@ -66,6 +75,7 @@ class Workers:
         self._forget_parts()
         self.alone, self.asynchronous = plan.sync.alone, plan.sync.asynchronous
         self._served_by = plan.sync.servers * self.asynchronous
+        self._sums_served = plan.sync.word == "server"
         self._groups = groups if self.alone else None
         self._trained = [n for n, h in held.items() if h.alone and position in h.positions]
         for bucket in (b for b in averaged(held.values()) if position in b[0].positions):
@@ -122,7 +132,7 @@ class Workers:
         """The outer step begins where parameters are now. momentum: as far as it is known."""
         self._apart = self._states_apart = False
         parameters = {n: self._state.model.parameters[n] for n in self._trained}
-        outer = _OuterStep(parameters, momentum) if plan.sync.outer_step and parameters else None
+        outer = OuterStep(parameters, momentum) if plan.sync.outer_step and parameters else None
         self._outer, self._state.outer = outer, [] if outer is None else outer.tensors
 
     def momentum(self, new: bool = False) -> dict[str, LocalTensor]:
@@ -147,6 +157,7 @@ class Workers:
         At the end of a step they lie on top of the heap, and glibc hands them back to the system
         and gets them anew, page by page, in every step: 7 % of ResNet-18's time on one CPU rank.
         """
+        self._stepped.clear()
         for parameter in self.leaves.values():
             parameter.grad = None
 
@@ -167,10 +178,28 @@ class Workers:
 
     def step(self, optimizer: Optimizer) -> None:
         """Of the optimizer, or of the servers' by this worker's gradients."""
-        if self.served is None:
-            optimizer.step()
-        else:
+        if self.served is not None:
             self.served.update()
+        elif self._stepped:
+            step_some(optimizer, {*self.leaves.values()} - self._stepped)
+        else:
+            optimizer.step()
+
+    def stepping(
+        self, optimizer: Optimizer, fetch: Callable[[Collection[nn.Parameter]], None]
+    ) -> Ahead | None:
+        """What steps parameters as soon as their sums have come, and tells those that are stepped
+        to `fetch`; None where they are to wait for the others."""
+        possible = self.ahead and self._sums_served and self._state.world.device.type == "cpu"
+        if not possible or not elementwise(optimizer) or hooked(optimizer):
+            return None
+
+        def step(parameters: Sequence[nn.Parameter]) -> None:
+            step_some(optimizer, {*parameters})
+            self._stepped.update(parameters)
+            fetch(self._stepped)
+
+        return step
 
     def updated(self, steps: int) -> None:
         """Behind the optimizer's step. steps: done so far."""
@@ -196,6 +225,12 @@ class Workers:
         before = ledger.sent
         self.served.end()
         return ledger.sent - before
+
+    def longest(self, seconds: float) -> float:
+        """Of all ranks, where workers end what they do in times of their own."""
+        if not self.asynchronous:
+            return seconds
+        return float(max(self._state.world.everyone.all_gather_json(seconds)))
 
     def drain(self) -> None:
         """Workers have made all updates of their steps, and have what servers keep."""
@@ -330,41 +365,6 @@ class Workers:
         if self._groups.position is not None:
             table[self.index] = sums
         return table
-
-
-class _OuterStep:
-    """SGD with Nesterov momentum on the parameters of all workers (Douillard et al. 2023, "DiLoCo:
-    Distributed Low-Communication Training of Language Models", algorithm 1 and section 3), which
-    each worker does alike:
-
-        d = a - 1/N sum_j p_j        m <- 0.9 m + d        a <- a - 0.7 (d + 0.9 m)        p_i <- a
-    """
-
-    RATE: ClassVar = 0.7
-    MOMENTUM: ClassVar = 0.9
-
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], momentum: Mapping[str, Tensor]
-    ) -> None:
-        """momentum: as far as it is known; else 0."""
-        self._begun = [(p, p.detach().clone()) for p in parameters.values()]
-        self.momentum = {
-            n: momentum[n] if n in momentum else torch.zeros_like(p.detach())
-            for n, p in parameters.items()
-        }
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*(begun for _, begun in self._begun), *self.momentum.values()]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """From means of the workers' parameters, in the place of which its result comes."""
-        for (p, begun), momentum in zip(self._begun, self.momentum.values(), strict=True):
-            moved = begun - p
-            momentum.mul_(self.MOMENTUM).add_(moved)
-            begun.sub_(moved.add_(momentum, alpha=self.MOMENTUM), alpha=self.RATE)
-            p.copy_(begun)
 
 
 @torch.no_grad()

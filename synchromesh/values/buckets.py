@@ -7,6 +7,7 @@ Only gradients of one kind can share a bucket. Buckets are sent in their order, 
 every rank. `Sending` says so of a step, gradient by gradient: the engine carries its events out
 with tensors, the predictions of `cost` with seconds and bytes."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -31,6 +32,17 @@ class BucketSizes:
     # Buckets of which each rank gets a part that are under way at once, and take memory as long.
     # Chosen: one is sent while another fills.
     under_way: int = 2
+    # Of those that servers step by, which send one's parameters while they get the next one's
+    # gradients: so many of all bytes, at least so many bytes. The longest that a push and a fetch
+    # then take together is 1 + 1/16 of one of them. Chosen.
+    served_parts: int = 16
+    served: int = 1 << 16
+
+    def of(self, kind: Hashable, total: int, is_first: bool) -> int:
+        """Of a bucket of a kind, of which there are so many bytes."""
+        if isinstance(kind, BucketKind) and kind.served:
+            return max(self.served, total // self.served_parts)
+        return self.first if is_first else self.full
 
 
 SIZES = BucketSizes()
@@ -42,21 +54,24 @@ class BucketKind:
 
     ranks: that sum them. scattered: whether each of these gets a part of the sum, not all of it.
     stages: of this device group that use them, where they are summed after each backward; (): once
-    in a step, after the last one. compressor: what they are sent by; "": as they are."""
+    in a step, after the last one. compressor: what they are sent by; "": as they are. served:
+    whether servers keep the parts."""
 
     ranks: Hashable
     dtype: Hashable
     scattered: bool = False
     stages: tuple[int, ...] = ()
     compressor: str = ""
+    served: bool = False
 
     @classmethod
     def of(
         cls, ranks: Hashable, dtype: Hashable, part: Placement, users: tuple[int, ...],
-        each_backward: bool, compressor: str = "",
+        each_backward: bool, compressor: str = "", served: bool = False,
     ) -> "BucketKind":  # fmt: skip
         """Of a parameter of which a rank keeps `part`, which the stages `users` use."""
-        return cls(ranks, dtype, part.sharded, users if each_backward else (), compressor)
+        stages = users if each_backward else ()
+        return cls(ranks, dtype, part.sharded, stages, compressor, served)
 
 
 def fill(
@@ -68,14 +83,17 @@ def fill(
     kind: what the gradients of a bucket have in common. size: bytes of a gradient on one rank."""
     filling: dict[Hashable, list[T]] = {}
     left: dict[Hashable, int] = {}  # bytes until the bucket of a kind is full
+    total = Counter[Hashable]()
+    for parameter in parameters:
+        total[kind(parameter)] += size(parameter)
     done: list[list[T]] = []
     for parameter in reversed(parameters):
         key = kind(parameter)
         filling.setdefault(key, []).append(parameter)
-        left[key] = left.get(key, SIZES.first) - size(parameter)
+        left[key] = left.get(key, SIZES.of(key, total[key], True)) - size(parameter)
         if left[key] <= 0:
             done.append(filling.pop(key))
-            left[key] = SIZES.full
+            left[key] = SIZES.of(key, total[key], False)
     return done + list(filling.values())
 
 
@@ -194,9 +212,10 @@ class Sending:
         return events
 
     def _send(self, bucket: int) -> list[BucketEvent]:
-        """Of those that are scattered no more than `SIZES.under_way` remain under way."""
+        """Of those that are scattered no more than `SIZES.under_way` remain under way, but where
+        servers have them, of whose buckets there are few."""
         events = [*self.open(bucket), BucketEvent("send", bucket)]
-        if self._kinds[bucket].scattered:
+        if self._kinds[bucket].scattered and not self._kinds[bucket].served:
             self._under_way.append(bucket)
         if len(self._under_way) > SIZES.under_way:
             events.append(BucketEvent("await", self._under_way.pop(0)))

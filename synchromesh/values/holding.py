@@ -22,9 +22,9 @@ from synchromesh.values.component import Parameter
 from synchromesh.values.compression import NONE, CompressedSizes, assigned, refuse_rank
 from synchromesh.values.layout import STATES, Layout, ShardStates
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
+from synchromesh.values.plan import Plan
 from synchromesh.values.synchronisation import Synchronisation
-
-ONE_DEVICE = Synchronisation()  # what it computes
+from synchromesh.values.traffic import Servers
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Holding:
     alone: bool = False  # each data index steps by its own gradient, and takes means at times
     in_common: bool = False  # data indices have one memory of it
     servers: int = 0  # the first so many of the positions that sum its gradient keep it; 0: all
+    dedicated: bool = False  # these compute no rows
     compressor: str = ""  # a word of `values/compression.py`; "": its gradient is sent whole
 
     @property
@@ -70,6 +71,11 @@ class Holding:
         if self.servers:
             return min(self.servers, sharing)
         return 1 if self.states == "none" else sharing
+
+    @property
+    def serving(self) -> Servers | None:
+        """Those who keep the parts, where they are servers."""
+        return Servers(self.parts, self.dedicated) if self.servers else None
 
     @cached_property
     def parted(self) -> bool:
@@ -207,11 +213,14 @@ class Holding:
 
 def holdings(
     tensors: Iterable[Parameter], placements: Mapping[tuple[str, Layout], Placement],
-    devices: int, sync: Synchronisation = ONE_DEVICE, compression: str = NONE,
+    devices: int, plan: Plan | None = None,
 ) -> dict[str, Holding]:  # fmt: skip
     """Where each tensor lies: as its one layout uses it; where layouts differ replicated on all
-    positions of the stages that use it; where none uses it, on all `devices`. ValueError:
-    `compression` is not of these tensors."""
+    positions of the stages that use it; where none uses it, on all `devices`. plan: how workers
+    agree, and what compresses gradients; None: as on one device. ValueError: its compression is
+    not of these tensors."""
+    sync = Synchronisation() if plan is None else plan.sync
+    dedicated = plan is not None and plan.servers is not None
     uses: dict[str, dict[Layout, Placement]] = {}
     for (name, layout), placement in placements.items():
         uses.setdefault(name, {})[layout] = placement
@@ -220,10 +229,10 @@ def holdings(
         users = uses.get(t.name, {})
         trained = t.trained and t.name in uses
         held = _holding(t, users, devices, sync.alone and trained)
-        servers = sync.servers if trained and _cuttable(t, users) else 0
-        common = sync.in_common and held.alone
-        changed = servers > 0 or common
-        made[t.name] = replace(held, servers=servers, in_common=common) if changed else held
+        if sync.servers and trained and _cuttable(t, users):
+            held = replace(held, servers=sync.servers, dedicated=dedicated)
+        made[t.name] = replace(held, in_common=True) if sync.in_common and held.alone else held
+    compression = NONE if plan is None else plan.compression
     return made | _compressed([h for h in made.values() if h.tensor.name in uses], compression)
 
 

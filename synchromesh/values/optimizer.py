@@ -135,6 +135,12 @@ def elementwise(optimizer: Optimizer) -> bool:
     return all(any(issubclass(kind, k) and kind.step is k.step for k in known) for kind in kinds)
 
 
+def hooked(optimizer: Optimizer) -> bool:
+    """Whether a user's functions are called with its steps."""
+    of = (part.__dict__ for part in parts_of(optimizer))
+    return any(x.get(f"_optimizer_step_{when}_hooks") for x in of for when in ("pre", "post"))
+
+
 def parts_differ(optimizer: Optimizer) -> bool | None:
     """Whether three steps of an equal optimizer on each half of a small parameter, along either
     dimension, differ from those on all of it; None: it does not run there, or draws at random."""

@@ -19,6 +19,7 @@ Settings:
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or server:2, local:8: synchronisation.py
     @compression=classifier:powersgd:4,*:int8        what gradients are sent as: compression.py
+    @servers=4,5              ranks that serve and compute no rows
     @rows=3,3,2                                      shares of the rows, largest data degree
     @ranks=0,2,1                                     order of the ranks; those left out are idle
     @pieces=4                 into how many parts a step's rows are divided whose computation and
@@ -32,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 from synchromesh.values import compression, document, plan_item
@@ -61,6 +62,7 @@ class Plan(document.Document):
     ranks: tuple[int, ...] | None = None  # None: 0, 1, 2, ... all of them
     pieces: int | None = None  # that take turns; None: tried in the first steps
     compression: str = compression.NONE  # of gradients
+    servers: tuple[int, ...] | None = None  # ranks that compute no rows; None: workers serve too
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
@@ -79,6 +81,9 @@ class Plan(document.Document):
         if faults := plan_item.stage_faults(self.stages):
             return "; ".join(faults)
         order = self.ranks or self._stage_ranks()
+        word, count = self.synchronisation, self.sync.servers
+        if fault := plan_item.servers_fault(self.servers, word, count):
+            return fault
         wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST.degree for r in order)
         if self.ranks == () or wrong:
             ranks = plan_item.show_numbers(order)
@@ -177,9 +182,14 @@ class Plan(document.Document):
     def _stage_ranks(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(r for s in self.stages for r in s.ranks))
 
+    def order(self, world: int) -> tuple[int, ...]:
+        """The ranks that take part, in the plan's order, those that serve alone first."""
+        order, first = self.ranks or self._stage_ranks() or tuple(range(world)), self.servers or ()
+        return (*first, *(r for r in order if r not in first))
+
     def devices(self, world: int) -> tuple[int, ...]:
-        """The ranks of `world` that take part, in the plan's order; the others are idle."""
-        order = self.ranks or self._stage_ranks() or tuple(range(world))
+        """Those of `world`, in this order; the others are idle."""
+        order = self.order(world)
         beyond = sorted(r for r in order if r >= world)
         if beyond:
             raise ValueError(
@@ -254,16 +264,14 @@ class Plan(document.Document):
                 "there is nothing to shard over: leave the states out, or give stages more ranks"
             )
         largest = max((layout.data for layout in layouts), default=1)
-        if self.sync.servers > largest:
-            return (
-                f"@synchronisation={self.synchronisation}: servers are workers too, of which "
-                f"there are {largest} (the largest data degree): take at most {largest} "
-                f"server{'s' if largest > 1 else ''}"
-            )
-        if self.rows is not None and len(self.rows) != largest:
+        workers = largest - len(self.servers or ())
+        word, count = self.synchronisation, self.sync.servers
+        if fault := plan_item.too_many_servers(self.servers, word, count, largest):
+            return fault
+        if self.rows is not None and len(self.rows) != workers:
             return (
                 f"@rows has {len(self.rows)} shares ({plan_item.show_numbers(self.rows)}), "
-                f"but the largest data degree is {largest}"
+                f"but the largest data degree is {workers}"
             )
         return ""
 
@@ -345,16 +353,10 @@ class Plan(document.Document):
         return tuple(own) or ((0, 0),)
 
     def _shares(self, data: int) -> list[Fraction]:
-        """The part of the rows before index 1, 2, ..., `data`; linear between given shares."""
-        if self.rows is None:
-            return [Fraction(i + 1, data) for i in range(data)]
-        before, finest = (0, *accumulate(self.rows)), len(self.rows)
-        shares = []
-        for i in range(1, data + 1):
-            full, rest = divmod(i * finest, data)
-            partial = Fraction(self.rows[full] * rest, data) if rest else 0
-            shares.append((before[full] + partial) / Fraction(before[-1]))
-        return shares
+        """The part of the rows before index 1, 2, ..., `data`; servers of their own have none."""
+        servers = len(self.servers or ())
+        own = self.rows or (1,) * (data - servers)  # nothing of a degree that has no servers
+        return plan_item.shares((0,) * servers + own if own else (1,), data)
 
     @cached_property
     def sync(self) -> Synchronisation:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any
 
 from synchromesh.values import document
@@ -15,8 +17,8 @@ from synchromesh.values.schedule import PIPELINES
 from synchromesh.values.synchronisation import synchronisation
 
 SETTINGS = (
-    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "compression",
-    "rows", "ranks", "pieces",
+    "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "servers",
+    "compression", "rows", "ranks", "pieces",
 )  # fmt: skip
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
@@ -206,8 +208,8 @@ def parse_setting(name: str, value: str) -> Any:
             if not re.fullmatch(r"[0-9]{1,7}(\s*,\s*[0-9]{1,7})*", value):
                 raise ValueError(f"rows={value[:60]}: should be shares like 3,3,2")
             return tuple(int(n) for n in value.split(","))
-        case "ranks":
-            return parse_ranks(value, "ranks")
+        case "ranks" | "servers":
+            return parse_ranks(value, name)
         case "micro_batches" | "global_batch" | "pieces":
             if not re.fullmatch(r"[0-9]{1,10}", value):
                 raise ValueError(f"{name}={value[:40]}: should be a whole number")
@@ -223,7 +225,7 @@ def show_setting(name: str, value: Any) -> str:
             return "/".join(map(str, value))
         case "rows":
             return ",".join(map(str, value))
-        case "ranks":
+        case "ranks" | "servers":
             return show_ranks(value)
         case _:
             return str(value)
@@ -246,6 +248,49 @@ def setting_fault(name: str, value: Any) -> str:
     return ""
 
 
+def servers_fault(ranks: Sequence[int] | None, word: str, servers: int) -> str:
+    """What is wrong with ranks that serve alone, of a word with so many servers."""
+    if ranks is None:
+        return ""
+    if not servers:
+        return (
+            f"@servers={show_ranks(ranks)}, but @synchronisation={word} has no servers: write one "
+            "that has (server:S, downpour:S, ssp:S,stale=K, shat:S), or leave @servers out"
+        )
+    if len({*ranks}) < len(ranks) or len(ranks) != servers:
+        return (
+            f"@servers={show_ranks(ranks)} should name the ranks of {servers} "
+            f"server{'s' if servers > 1 else ''} ({word}), each once"
+        )
+    return ""
+
+
+def too_many_servers(ranks: Sequence[int] | None, word: str, servers: int, data: int) -> str:
+    """What is wrong with so many servers of so many data ranks, of which `ranks` serve alone."""
+    if ranks is not None and len(ranks) >= data:
+        return (
+            f"@servers={show_ranks(ranks)} leaves none of {data} ranks to compute rows: name "
+            "fewer, or take more ranks"
+        )
+    if servers > data:
+        return (
+            f"@synchronisation={word}: servers are workers too, of which there are {data} (the "
+            f"largest data degree): take at most {data} server{'s' if data > 1 else ''}, or ranks "
+            "of their own (@servers=)"
+        )
+    return ""
+
+
+def shares(given: Sequence[int], data: int) -> list[Fraction]:
+    """The part of the rows before index 1, 2, ..., `data`; linear between given shares."""
+    before, finest, made = (0, *accumulate(given)), len(given), []
+    for i in range(1, data + 1):
+        full, rest = divmod(i * finest, data)
+        partial = Fraction(given[full] * rest, data) if rest else 0
+        made.append((before[full] + partial) / Fraction(before[-1]))
+    return made
+
+
 def _fault(parse: Callable[[str], Any], value: str) -> str:
     try:
         parse(value)
@@ -263,9 +308,9 @@ def read_field(key: str, value: Any, path: str) -> Any:
             items = enumerate(document.sequence(value, path))
             make = _override if key == "overrides" else partial(of_plain, Stage)
             return tuple(make(item, f"{path}[{i}]") for i, item in items)
-        case "rows" | "ranks" | "global_batch" | "pieces" if value is None:
+        case "rows" | "ranks" | "servers" | "global_batch" | "pieces" if value is None:
             return None
-        case "rows" | "ranks":
+        case "rows" | "ranks" | "servers":
             numbers = enumerate(document.sequence(value, path))
             return tuple(document.integer(n, f"{path}[{i}]", 0, MOST.degree) for i, n in numbers)
         case "global_batch" | "pieces" | "micro_batches":

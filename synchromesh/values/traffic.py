@@ -35,11 +35,25 @@ def sent_bytes(kind: CollectiveKind, payload: int, ranks: int) -> int:
     return (2 if kind == "all_reduce" else 1) * payload * (ranks - 1) // ranks
 
 
-def served_bytes(part: int, servers: int, index: int, ranks: int) -> tuple[int, int]:
-    """Bytes that rank `index` sends in a push of gradients and in a fetch of parameters, of which
-    each server keeps `part` bytes: servers are the first of so many ranks."""
-    serves = index < servers
-    return (servers - serves) * part, (ranks - 1) * part * serves
+@dataclass(frozen=True)
+class Servers:
+    """The first `count` of a group, each of which keeps one part of what all compute with.
+    dedicated: they compute no rows, and so push nothing and fetch nothing."""
+
+    count: int
+    dedicated: bool = False
+
+    @property
+    def first(self) -> int:
+        """The first of those that push and fetch."""
+        return self.count * self.dedicated
+
+    def sent(self, part: int, index: int, ranks: int) -> tuple[int, int]:
+        """Bytes that rank `index` of so many sends in a push of gradients and in a fetch of
+        parameters, of which each server keeps `part` bytes."""
+        serves = index < self.count
+        pushed = (self.count - serves) * part if index >= self.first else 0
+        return pushed, (ranks - self.first - (not self.dedicated)) * part * serves
 
 
 @dataclass(frozen=True)
@@ -47,19 +61,22 @@ class ExchangeBytes:
     """Bytes that a rank sends in a step so that all have the sum of gradients, or what has been
     made of it: one that is a server, and one that is none (None where there is no such rank)."""
 
-    word: str  # of @synchronisation
+    word: str  # of @synchronisation, with what stands behind it
     server: int | None
     worker: int | None
 
 
 def exchanges(size: int, ranks: int) -> tuple[ExchangeBytes, ...]:
-    """By a ring and by one, two and as many servers as ranks, of gradients of `size` bytes."""
+    """By a ring, by one, two and as many servers as ranks, and by one and two more ranks that
+    serve alone, of gradients of `size` bytes."""
     made = [ExchangeBytes("every-step", None, sent_bytes("all_reduce", size, ranks))]
-    for servers in sorted({1, min(2, ranks), ranks}):
-        part = -(-size // servers)
-        first, last = (sum(served_bytes(part, servers, i, ranks)) for i in (0, ranks - 1))
-        worker = last if servers < ranks else None
-        made.append(ExchangeBytes(f"server:{servers}", first, worker))
+    shared = [Servers(n) for n in sorted({1, min(2, ranks), ranks})]
+    for servers in (*shared, Servers(1, True), Servers(2, True)):
+        n, part = ranks + servers.first, -(-size // servers.count)
+        first, last = (sum(servers.sent(part, i, n)) for i in (0, n - 1))
+        own = "; @servers" * servers.dedicated
+        worker = last if servers.count < n else None
+        made.append(ExchangeBytes(f"server:{servers.count}{own}", first, worker))
     return tuple(made)
 
 

@@ -6,17 +6,31 @@ from synchromesh.values.plan import Plan
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence each, with what to write instead."""
-    staged, word, sync = plan.stage_count > 1, plan.synchronisation, plan.sync
     sharded = any(spec.states != "none" for spec in plan.specs)
-    faults = {
+    faults = _of_stages(plan, sharded) | _of_workers(plan, sharded)
+    return tuple(sentence for sentence, found in faults.items() if found)
+
+
+def _of_stages(plan: Plan, sharded: bool) -> dict[str, bool]:
+    staged = plan.stage_count > 1
+    return {
         "auto is found by the planner: write it alone": plan.default.name == "auto",
         f"@schedule={plan.schedule} makes the gradients of weights when sharded parameters "
         "are gone again: use 1f1b, or leave sharded states (states=, sharded-data) and "
-        "servers out": plan.divides and (sharded or sync.word == "server"),
+        "servers out": plan.divides and (sharded or plan.sync.word == "server"),
         "@pieces take turns inside one stage: leave them out, or the stages":
             staged and (plan.pieces or 1) > 1,
         "@rows of several stages are not executed yet: leave them out":
             staged and plan.rows is not None,
+        "@servers of tensor ranks or stages are not executed yet: write data, or leave @servers "
+        "out, and workers serve":
+            plan.servers is not None and (staged or any(_of_tensor(s) for s in plan.specs)),
+    }  # fmt: skip
+
+
+def _of_workers(plan: Plan, sharded: bool) -> dict[str, bool]:
+    word, sync = plan.synchronisation, plan.sync
+    return {
         f"{word}: sums that come late are of gradients that every rank gets whole, as they are: "
         "leave sharded states (states=, sharded-data) and @compression, or @synchronisation out":
             sync.late > 0 and (sharded or plan.compressed),
@@ -34,7 +48,6 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
         f"workers that train alone ({word}) send no gradients that could be compressed: leave "
         "@synchronisation or @compression out": plan.compressed and sync.alone,
     }  # fmt: skip
-    return tuple(sentence for sentence, found in faults.items() if found)
 
 
 def _of_tensor(spec: LayoutSpec) -> bool:

@@ -90,7 +90,7 @@ def drawn(
     result = Partition(tuple(made), placements, (), leaf_layouts(layouts))
     devices = max(layout.positions.stop for layout in layouts)
     parameters, asked = [p for c in chain for p in c.parameters], Plan.parse(plan)
-    held = holdings(parameters, placements, devices, compression=asked.compression)
+    held = holdings(parameters, placements, devices, asked)
     return PlannedStep(result, held, asked, devices, rows, True)
 
 

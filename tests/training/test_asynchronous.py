@@ -105,6 +105,7 @@ def test_any_word_is_left_for_any_other() -> None:
         "data", f"{of}downpour:2", f"{of}server:1", f"{of}ssp:1,stale=2", f"{of}local:3",
         f"{of}shat:4", "hybrid:tensor=2; @synchronisation=downpour:1", f"{of}diloco:2",
         f"{STAGES}; @synchronisation=shat:2", "zero1", f"{of}downpour:4", "tensor",
+        f"{of}ssp:1,stale=1; @servers=2", f"{of}server:2; @servers=3,0",
     ]  # fmt: skip
     with shared("switching words", model(), loss, batch(12, 0), "data"):
         for moved in run(4, switched, words, timeout=110):
@@ -171,8 +172,9 @@ def fitted(plan: str) -> tuple[dict[str, float], Any, Any, float | None]:
     return result.metrics, result.staleness, result.updates, result.loss
 
 
-def test_fit_evaluates_what_servers_have() -> None:
-    plan = "data; @synchronisation=downpour:1"
+@pytest.mark.parametrize("own", ["", "; @servers=0"])
+def test_fit_evaluates_what_servers_have(own: str) -> None:
+    plan = f"data; @synchronisation=downpour:1{own}"
     with shared("cnn", target("cnn").model(), target("cnn").loss, target("cnn").example(), plan):
         first, *others = run(3, fitted, plan, timeout=90)
     assert all(of == first for of in others)
@@ -229,6 +231,9 @@ def refused(plan: str, scaled: bool) -> str:
         ("data; @synchronisation=downpour:1", True, "scale is one number without dimensions"),
         ("data; @ranks=0,1; @synchronisation=shat:1", False, "1 ranks would be idle"),
         ("data; @synchronisation=downpour:4", False, "take at most 3 servers"),
+        ("data; @synchronisation=shat:3; @servers=0-2", False, "leaves none of 3 ranks to comp"),
+        ("data; @synchronisation=server:1; @servers=3", False, "names rank 3, but there are 3"),
+        ("data; @synchronisation=server:1; @servers=2; @rows=1,1,1", False, "degree is 2"),
         ("zero1; @synchronisation=downpour:1", False, "leave sharded states"),
         ("data; body.0=tensor; @synchronisation=downpour:1", False, "several data degrees"),
         ("data; @synchronisation=ssp:1", False, "lacks stale="),

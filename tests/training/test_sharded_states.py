@@ -142,6 +142,8 @@ CASES: list[tuple[Case, str]] = [
     (ODD, "sharded-data; @ranks=2,0,3"),
     (ODD, f"data; {SERVERS}:1"),
     (ALONE, f"data; {SERVERS}:3"),
+    (ODD, f"data; {SERVERS}:2; @servers=3,1"),
+    (ODD, f"data:recompute=yes; {SERVERS}:1; @servers=2; @rows=3,1,2; @micro_batches=2"),
     (ODD, f"hybrid:tensor=2; {SERVERS}:2"),
     (ODD, f"data; second=tensor; @rows=4,1,0,2; {SERVERS}:2"),
     (ODD, f"data:recompute=yes; first=hybrid:tensor=2; {STAGES}; {SERVERS}:1"),
@@ -236,7 +238,8 @@ EXPLAINED = (
     "sharded-data; late=sharded-data; b=sharded-data", "zero2; late=zero2; @pieces=1",
     "hybrid:tensor=2,states=parameters,recompute=yes; late=hybrid:tensor=2; @pieces=1",
     "sharded-data:recompute=yes; late=sharded-data; @rows=3,1,2,1",
-    f"data; late=data; {SERVERS}:3; @pieces=1", f"hybrid:tensor=2; {SERVERS}:1; @pieces=1",
+    f"data; late=data; {SERVERS}:3; @pieces=1", f"data; late=data; {SERVERS}:1; @servers=2",
+    f"hybrid:tensor=2; {SERVERS}:1; @pieces=1",
 )  # fmt: skip
 
 
@@ -305,7 +308,7 @@ def test_statistics_of_batch_norm_are_counted_once() -> None:
 PLANS = (
     "data", "sharded-data", "hybrid:tensor=2,states=gradients", f"zero1:recompute=yes; {STAGES}",
     f"data; {SERVERS}:3", "zero2", "tensor", f"hybrid:tensor=2; {SERVERS}:1",
-    "sharded-data; @ranks=1,3", f"data; @ranks=1,3; {SERVERS}:1",
+    "sharded-data; @ranks=1,3", f"data; @ranks=1,3; {SERVERS}:1", f"data; {SERVERS}:1; @servers=3",
 )  # fmt: skip
 
 

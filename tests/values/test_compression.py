@@ -7,6 +7,7 @@ from synchromesh.values.compression import CompressedSizes, assigned, low_rank, 
 from synchromesh.values.holding import compressed_sizes, holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, shard
+from synchromesh.values.plan import Plan
 
 NAMES = ("body.0.weight", "body.0.bias", "body.10.weight", "head.weight", "scale")
 OF = {name: ((8, 4), "float32") for name in NAMES}
@@ -90,7 +91,7 @@ def test_copies_on_tensor_ranks_have_one_sum() -> None:
     layout = Layout(2, 2)
     placed = {("cut.weight", layout): shard(0), ("norm", layout): REPLICATED}
     whole = holdings(tensors, placed, 4)
-    held = holdings(tensors, placed, 4, compression="powersgd:1")
+    held = holdings(tensors, placed, 4, Plan.parse("data; @compression=powersgd:1"))
     assert [len(h.gradient_positions(0)) for h in whole.values()] == [2, 2]
     assert [len(h.gradient_positions(0)) for h in held.values()] == [2, 4]
     assert compressed_sizes([held["cut.weight"]]).shapes == ((4, 6),)

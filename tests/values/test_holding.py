@@ -10,7 +10,7 @@ from synchromesh.values.component import Parameter
 from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, REPLICATED_PARTIAL_GRADIENT, Placement, shard
-from synchromesh.values.synchronisation import Synchronisation
+from synchromesh.values.plan import Plan
 
 WEIGHT = Parameter("weight", (12, 8), "float32")
 PLACEMENTS = (REPLICATED, REPLICATED_PARTIAL_GRADIENT, shard(0), shard(1), shard(0, 3))
@@ -50,7 +50,7 @@ def test_workers_that_train_alone_sum_what_is_their_own() -> None:
     assert tied.averaged and tied.summed
     buffer = Parameter("mean", (8,), "float32", trainable=False, buffer=True)
     placements = {("weight", layout): shard(0), ("mean", layout): REPLICATED}
-    held = holdings([WEIGHT, buffer], placements, 4, Synchronisation.parse("local:2"))
+    held = holdings([WEIGHT, buffer], placements, 4, Plan.parse("data; @synchronisation=local:2"))
     assert held["weight"].alone and not held["mean"].alone
 
 

@@ -1,5 +1,6 @@
 """A plan: its text, JSON and YAML forms, its meaning for components and rows, errors."""
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import STATES, LayoutSpec
 from synchromesh.values.plan import SCHEDULES, Override, Plan, Stage
 from synchromesh.values.plan_item import matches
+from synchromesh.values.synchronisation import synchronisation
 from synchromesh.values.unsupported import unsupported
 
 NAMES = (
@@ -137,6 +139,15 @@ def test_row_ranges_as_a_picture() -> None:
     ]
     assert rows_of(plan, 2, 4) == "0 |  | 1 | "
     assert rows_of(plan, 1, 3) == "0 |  | "
+    served = Plan.parse("data; @synchronisation=server:2; @servers=4,0")
+    assert rows_of(served, 5, 4) == " |  | 0 1 2 | 3 4" and served.devices(4 + 1) == (
+        4,
+        0,
+        1,
+        2,
+        3,
+    )
+    assert rows_of(dataclasses.replace(served, rows=(3, 1)), 8, 4) == " |  | 0 1 2 3 4 5 | 6 7"
     assert rows_of(Plan.parse("data; @rows=3,3,2"), 8, 3) == "0 1 2 | 3 4 5 | 6 7"
     assert rows_of(Plan.parse("data; @rows=3,1,2,2"), 8, 2) == "0 1 2 3 | 4 5 6 7"
 
@@ -202,6 +213,10 @@ def plans(draw: st.DrawFn) -> Plan:
     default = draw(defaults)
     explicit = default.name != "pipeline" and draw(st.booleans())
     made = [Stage(r, f"b{i}") for i, r in enumerate(draw(stages))] if explicit else []
+    words = ["every-step", "local:8", "stale:2", "server:2", "ssp:1,stale=3"]
+    word = draw(st.sampled_from(words))
+    count = synchronisation(word).servers
+    servers = draw(st.lists(st.integers(0, 30), min_size=count, max_size=count, unique=True))
     return Plan(
         default,
         tuple(draw(st.lists(st.builds(Override, patterns, specs), max_size=3))),
@@ -209,11 +224,12 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(st.integers(1, 9)),
         draw(st.sampled_from(SCHEDULES)),
         draw(st.one_of(st.none(), st.integers(1, 999))),
-        draw(st.sampled_from(["every-step", "local:8", "local:1", "stale:2"])),
+        word,
         draw(st.one_of(st.none(), st.just((3, 0, 2)))),
         None if explicit else draw(st.one_of(st.none(), ranks)),
         draw(st.one_of(st.none(), st.integers(1, 2**31))),
         draw(st.sampled_from(["none", "int8", "a.*:powersgd:4,*:topk:0.010"])),
+        tuple(servers) or None,
     )
 
 
@@ -334,6 +350,10 @@ def test_files(tmp_path: Path) -> None:
         ("data; @piece=4", "unknown setting '@piece'; did you mean 'pieces'"),
         ("data; @schedule=1fb1", "unknown schedule '1fb1'; did you mean '1f1b'"),
         ("data; @synchronisation=never", "is none of every-step, server:S, "),
+        ("data; @servers=4", "@synchronisation=every-step has no servers: write one that has"),
+        ("data; @synchronisation=local:2; @servers=4", "local:2 has no servers"),
+        ("data; @synchronisation=server:2; @servers=4", "name the ranks of 2 servers"),
+        ("data; @synchronisation=server:2; @servers=4,4", "name the ranks of 2 servers"),
         (
             "data; @compression=int9",
             "'int9' is no compressor; did you mean 'int8'; known are fp16",
@@ -487,6 +507,8 @@ def test_reserved_characters_in_patterns() -> None:
         ("data; @synchronisation=local:8", []),
         ("zero1; @synchronisation=local:8; @stages=0:a/1:b", ["whole optimizer state"]),
         ("hybrid:tensor=2; @compression=int8", []),
+        ("data; @synchronisation=ssp:2,stale=1; @servers=1,2", []),
+        ("data; a=tensor; @synchronisation=server:1; @servers=1", ["leave @servers out"]),
         ("data; a=sharded-data; @compression=int8", ["sums that every rank gets whole: leave"]),
         ("data; @synchronisation=local:8; @compression=int8", ["send no gradients that could be"]),
     ],

@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a collective."""
 
-from synchromesh.values.traffic import MESSAGES, Collective, exchanges, sent_bytes, served_bytes
+from synchromesh.values.traffic import MESSAGES, Collective, Servers, exchanges, sent_bytes
 
 
 def test_ring_algorithms() -> None:
@@ -23,9 +23,13 @@ def test_servers_send_what_rings_do_in_all() -> None:
     """Every gradient comes to its server, and every part to all others."""
     for ranks in (2, 3, 4, 8):
         for servers in range(1, ranks + 1):
-            sent = [served_bytes(60, servers, index, ranks) for index in range(ranks)]
+            sent = [Servers(servers).sent(60, index, ranks) for index in range(ranks)]
             assert sum(push for push, _ in sent) == sum(fetch for _, fetch in sent)
             assert sum(map(sum, sent)) == 2 * (ranks - 1) * 60 * servers
+            own = [
+                Servers(servers, True).sent(60, i, ranks + servers) for i in range(ranks + servers)
+            ]
+            assert own == [(0, 60 * ranks)] * servers + [(60 * servers, 0)] * ranks
 
 
 def test_rings_and_servers_side_by_side() -> None:
@@ -35,5 +39,8 @@ def test_rings_and_servers_side_by_side() -> None:
         "server:1": (3600, 1200),
         "server:2": (2400, 1200),
         "server:4": (1800, None),
+        "server:1; @servers": (4800, 1200),
+        "server:2; @servers": (2400, 1200),
     }
-    assert [e.word for e in exchanges(1200, 2)] == ["every-step", "server:1", "server:2"]
+    words = ["every-step", "server:1", "server:2", "server:1; @servers", "server:2; @servers"]
+    assert [e.word for e in exchanges(1200, 2)] == words

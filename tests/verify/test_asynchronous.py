@@ -53,6 +53,19 @@ def test_it_sends_what_is_explained(ranks: int, servers: int) -> None:
     assert found["sent_bytes_compared"]
 
 
+@pytest.mark.parametrize(
+    ("word", "own", "ranks"),
+    [("downpour:1", "2", 3), ("ssp:1,stale=1", "0", 3), ("shat:2", "3,0", 4)],
+)
+def test_servers_of_their_own_step_by_the_gradients_of_others(
+    word: str, own: str, ranks: int
+) -> None:
+    found = document("cnn", f"data; @synchronisation={word}; @servers={own}", 5, ranks)
+    passed(found)
+    assert found["updates"] == 10
+    assert found["sent_bytes_compared"] == ("ssp" not in word)
+
+
 def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Server._update
 

@@ -41,6 +41,20 @@ def test_a_worker_sends_all_gradients_and_a_server_its_parameters(
         assert due <= sent <= 1.03 * due  # parts are as long as the largest one
 
 
+@pytest.mark.parametrize(("ranks", "own"), [(3, "1"), (4, "3,0"), (5, "4")])
+def test_servers_of_their_own_send_parameters_alone(ranks: int, own: str) -> None:
+    servers = len(own.split(","))
+    plan = f"data; @synchronisation=server:{servers}; @servers={own}"
+    found = document("cnn", plan, 4, ranks)
+    assert found["passed"], found["faults"]
+    kept, serving = found["parameter_bytes_per_rank"], [*map(int, own.split(","))]
+    assert sum(kept[rank] for rank in serving) == sum(kept)
+    part = Fraction(sum(kept), servers)
+    for rank, sent in enumerate(found["sent_bytes_per_step"]):
+        due = (ranks - servers) * part if rank in serving else sum(kept)
+        assert due <= sent <= 1.03 * due
+
+
 def test_servers_on_all_workers_send_what_sharded_states_do() -> None:
     found = document("cnn", "data; @synchronisation=server:4", 4)
     sharded = document("cnn", "zero1", 4)

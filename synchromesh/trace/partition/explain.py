@@ -114,15 +114,14 @@ def explain(
     if sync_batch_norm:
         made = replace(made, components=tuple(_with_norms(c, made) for c in made.components))
     parameters = {p.name: p for c in step.chain.components for p in c.parameters}
-    placed, words = made.placements, plan.compression
-    holding = holdings(parameters.values(), placed, len(ranks), plan.sync, words)
+    holding = holdings(parameters.values(), made.placements, len(ranks), plan)
     applied = _AppliedPlan(made, plan, rows, holding)
     sent, local_bytes = [0] * world, [0] * world
     for position, rank in enumerate(ranks):
         local_bytes[rank] = sum(h.bytes_at(position) for h in holding.values())
         sent[rank] = applied.sent_bytes(position)
     stages = stages_of([c.layout for c in made.components])
-    data, size = _summed(holding.values())
+    data, size = _summed(holding.values(), plan)
     components = tuple(
         _component(applied, i, number, ranks) for number, stage in enumerate(stages) for i in stage
     )
@@ -137,14 +136,14 @@ def explain(
     )  # fmt: skip
 
 
-def _summed(held: Iterable[Holding]) -> tuple[int, int]:
-    """The largest data degree, and the most bytes of gradients of it on the ranks of a stage."""
+def _summed(held: Iterable[Holding], plan: Plan) -> tuple[int, int]:
+    """The most workers, and the most bytes of gradients of theirs on the ranks of a stage."""
     trained = [h for h in held if h.tensor.trained]
     data = max((h.layout.data for h in trained), default=1)
     sizes: Counter[range] = Counter()
     for h in trained:
         sizes[h.layout.positions] += h.local_bytes * (h.layout.data == data)
-    return data, max(sizes.values(), default=0)
+    return data - len(plan.servers or ()), max(sizes.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -342,7 +341,7 @@ def _exchange(exchange: ExchangeBytes) -> str:
     if None in ranks.values():
         ranks = {"each rank": exchange.server or exchange.worker}
     sent = ", ".join(f"{size:,} from {name}" for name, size in ranks.items())
-    return f"  {exchange.word + ':':<12} {sent}"
+    return f"  {exchange.word + ':':<20} {sent}"
 
 
 def _of_component(

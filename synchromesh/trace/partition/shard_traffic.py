@@ -12,7 +12,7 @@ from synchromesh.values.layout import groups_of, stages_of
 from synchromesh.values.schedule import Action, ActionKind, pipeline
 from synchromesh.values.sharding import Gathering, gathering, units
 from synchromesh.values.synchronisation import Synchronisation
-from synchromesh.values.traffic import Collective, CollectiveKind, Direction, served_bytes
+from synchromesh.values.traffic import Collective, CollectiveKind, Direction
 
 from .local import Partition, flow
 
@@ -65,7 +65,8 @@ def _served(holding: Holding, position: int) -> tuple[int, int]:
     if position not in ranks:
         return 0, 0
     part, index = holding.part_bytes_at(position), ranks.index(position)
-    pushed, fetched = served_bytes(part, holding.parts, index, len(ranks))
+    assert holding.serving is not None, "a replica is of what servers keep"
+    pushed, fetched = holding.serving.sent(part, index, len(ranks))
     others = 0 if holding.placement.sharded else holding.layout.tensor - 1
     return pushed, fetched + others * holding.local_bytes
 
@@ -133,8 +134,8 @@ def _collective(
     first, parts = held[0], held[0].parts
     size = sum(h.part_bytes_at(position) for h in held)
     stride = first.gradient_layout.tensor
-    if first.servers:
+    if first.serving is not None:
         ranks = first.sharing(position)
-        sent = served_bytes(size, parts, ranks.index(position), len(ranks))
+        sent = first.serving.sent(size, ranks.index(position), len(ranks))
         return Collective("send", direction, len(ranks), fixed_bytes=sent[kind == "all_gather"])
     return Collective(kind, direction, parts, fixed_bytes=parts * size, stride=stride)

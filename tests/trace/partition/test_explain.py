@@ -61,7 +61,10 @@ def test_rings_and_servers_are_said_side_by_side() -> None:
     assert set(told.sent_bytes_per_step) == {words["every-step"].worker}
     one = words["server:1"]
     assert served.sent_bytes_per_step == (one.server, *(one.worker,) * 3)
-    assert f"server:1:    {one.server:,} from each server, {one.worker:,} from each" in text(told)
+    assert (
+        f"server:1:            {one.server:,} from each server, {one.worker:,} from each"
+        in text(told)
+    )
     assert not explained("cnn", "tensor", 4).exchanges
 
 
