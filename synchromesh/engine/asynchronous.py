@@ -32,9 +32,9 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
 from synchromesh.engine.replica import Replica
+from synchromesh.engine.servers import MessageTag
 from synchromesh.engine.update_server import (
     ENDED,
-    MessageTag,
     ServedRecord,
     Server,
     ServerAnswer,

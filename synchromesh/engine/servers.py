@@ -8,11 +8,23 @@ sends (S - 1)/S n, and (N - 1)/S n in a fetch; a dedicated one nothing, and W/S 
 (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", OSDI;
 `values/traffic.Servers`.)"""
 
+from enum import IntEnum
+
 from torch import Tensor
 
 from synchromesh.engine.groups import Group
 from synchromesh.programs.communicator import Finish
 from synchromesh.values.traffic import Servers
+
+
+class MessageTag(IntEnum):
+    """What a message is, where several may be under way between two ranks; 0: a push."""
+
+    ASKED = 1  # what an asynchronous worker wants, as `WorkerRequest`
+    GRADIENT = 2
+    ANSWERED = 3  # as `ServerAnswer`
+    PARAMETERS = 4
+    FETCHED = 5  # by all at once
 
 
 def start_push(group: Group, servers: Servers, parts: Tensor, told: int, payload: int) -> Finish:
@@ -48,7 +60,7 @@ def start_fetch(group: Group, servers: Servers, part: Tensor) -> Finish:
     receives = [(server, parts[server]) for server in range(count)] if fetches else []
     sends = [(i, part) for i in everyone]
     # it may begin while gradients are still pushed
-    finish = group.start_exchange(sends, receives, tag=1)
+    finish = group.start_exchange(sends, receives, tag=MessageTag.FETCHED)
 
     def fetched() -> Tensor:
         finish()

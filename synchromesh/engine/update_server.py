@@ -9,7 +9,6 @@ while the next gradient comes: workers post their receives before they ask."""
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,13 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine.replica import Replica
-
-
-class MessageTag(IntEnum):
-    ASKED = 1  # what a worker wants, as `WorkerRequest`
-    GRADIENT = 2
-    ANSWERED = 3  # as `ServerAnswer`
-    PARAMETERS = 4
+from synchromesh.engine.servers import MessageTag
 
 
 class WorkerRequest(NamedTuple):

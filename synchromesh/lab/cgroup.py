@@ -25,10 +25,16 @@ class GroupTuning:
 
     # of a quota; short against a training step, so that a quota looks like a slower core
     period_microseconds: int = 10_000
+    least_quota: int = 1_000  # microseconds, that the kernel takes; smaller shares: longer periods
     # times an ordinary group's weight: a busy machine must not make the hosts slower
     cpu_weight: int = 10
     freeze_seconds: float = 5.0  # for a group to freeze
     end_seconds: float = 10.0  # for killed processes to leave their group
+
+    def quota(self, cpu: float) -> tuple[int, int]:
+        """Microseconds of a share, and of the period in which it may use them."""
+        period = max(self.period_microseconds, round(self.least_quota / cpu))
+        return round(cpu * period), period
 
 
 TUNING = GroupTuning()
@@ -135,7 +141,8 @@ class VersionOne(Groups):
         (self._cpu / name / "cpu.shares").write_text(str(TUNING.cpu_weight * 1024))
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        quota = round(cpu * TUNING.period_microseconds)
+        quota, period = TUNING.quota(cpu)
+        (self._cpu / name / "cpu.cfs_period_us").write_text(str(period))
         (self._cpu / name / "cpu.cfs_quota_us").write_text(str(quota))
 
     def cpu(self, name: str) -> float:
@@ -217,8 +224,8 @@ class VersionTwo(Groups):
                 ) from None
 
     def set_cpu(self, name: str, cpu: float) -> None:
-        quota = round(cpu * TUNING.period_microseconds)
-        (self._root / name / "cpu.max").write_text(f"{quota} {TUNING.period_microseconds}")
+        quota, period = TUNING.quota(cpu)
+        (self._root / name / "cpu.max").write_text(f"{quota} {period}")
 
     def cpu(self, name: str) -> float:
         quota, period = (self._root / name / "cpu.max").read_text().split()

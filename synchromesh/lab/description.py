@@ -13,7 +13,7 @@ Quantities are text:
 
 bandwidth   NUMBER UNIT, UNIT one of kbit, mbit, gbit, in any case, `/s` or `ps` after it or not:
             10^3, 10^6, 10^9 bits a second in each direction, from 100kbit to 10gbit
-share       NUMBER%, per cent of one core, from 10% to all cores
+share       NUMBER%, per cent of one core, from 2% to all cores
 memory      NUMBER UNIT, as 1GiB or 500MB, from 16MiB to 1024TiB"""
 
 import math
@@ -40,7 +40,8 @@ class LabLimits:
     # kernel's timers and the two ends on one machine are the limit.
     least_bandwidth: int = 10**5
     most_bandwidth: int = 10**10
-    least_share: float = 0.1  # 1 ms of a 10 ms period: the kernel takes no smaller quota
+    least_share: float = 0.02  # 1 ms, the kernel's smallest quota, of 50 ms; chosen
+    worth_asking: float = 0.1  # share that a remedy asks for: 1 ms of 10 ms
     # Bytes; an interpreter needs 8 MB, torch 300 (measured), and above the kernel sees no limit.
     least_memory: int = 2**24
     most_memory: int = 2**50
@@ -83,7 +84,8 @@ def parse_share(value: object, cores: int) -> float:
         raise ValueError(f"{value!r} is not a share of a core: write text as 40%")
     if not LIMITS.least_share <= part <= cores:
         raise ValueError(
-            f"a share of {show_share(part)} of a core is outside 10% to {cores * 100}% "
+            f"a share of {show_share(part)} of a core is outside {show_share(LIMITS.least_share)} "
+            f"to {cores * 100}% "
             f"({cores} cores): try 40%"
         )
     return part
@@ -300,7 +302,7 @@ def _remedy(shares: Sequence[float], busiest: float, cores: int) -> str:
     if len(set(shares)) > 1:
         return f"{math.floor(100 / busiest)} % of each share would fit"
     fitting = math.floor(100 * shares[0] / busiest + 1e-9)
-    if fitting >= 100 * LIMITS.least_share:
+    if fitting >= 100 * LIMITS.worth_asking:
         return f"--cpu {fitting}% would fit"
     return f"{cores * max(1, math.floor(1 / shares[0] + 1e-9))} hosts would fit"
 

@@ -25,6 +25,8 @@ def test_version_two_gives_shares_and_freezes(tree: Path) -> None:
     group = tree / "a-0"
     assert (tree / "cgroup.subtree_control").read_text() == "+cpu"
     assert (group / "cpu.max").read_text() == "4000 10000" and groups.cpu("a-0") == 0.4
+    groups.set_cpu("a-0", 0.04)  # by a longer period
+    assert (group / "cpu.max").read_text() == "1000 25000" and groups.cpu("a-0") == 0.04
     assert (group / "cpu.weight").read_text() == "1000"  # ten times the default of 100
     assert groups.doors("a-0") == [group / "cgroup.procs"]
     (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")  # the kernel's answer

@@ -201,7 +201,7 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "lab up --cpu 40",
             "'40' is not a share of a core: write per cent of one core, as in 40%",
         ),
-        ("lab up --cpu 5%", "a share of 5% of a core is outside 10% to"),
+        ("lab up --cpu 1%", "a share of 1% of a core is outside 2% to"),
         ("lab up --hosts 201", "the number of emulated hosts must be 1 to 200, not 201"),
         ("lab up --file lab.yaml", "lab.yaml: cannot be read"),
         ("lab up --file lab.yaml --hosts 2 --cpu 10%", "leave --hosts and --cpu out"),

@@ -68,7 +68,7 @@ def test_hosts_alike_or_not() -> None:
         ),
         ("[2, 3]", "[2, three]", r"racks\[1\]: should be a whole number, not text 'three'"),
         ("cpu: 10%", "cpu: 0.1", r"hosts\[1\].cpu: should be text with its unit, as 40%, not 0.1"),
-        ("cpu: 10%", "cpu: 5%", r"hosts\[1\].cpu: a share of 5% of a core is outside 10% to"),
+        ("cpu: 10%", "cpu: 1%", r"hosts\[1\].cpu: a share of 1% of a core is outside 2% to"),
         ("cpu: 10%", "cpu: 10%, memory: 1G", r"hosts\[1\].memory: '1G' is no size as 8GiB"),
         ("cpu: 10%", "cpu: 10%, memory: 1KB", r"memory of 1KB is outside 16MiB to 1024TiB: try 1"),
         ("cpu: 10%", "cpu: 10%, memory: 2000TB", r"memory of 2000TB is outside 16MiB to 1024TiB"),
@@ -187,7 +187,7 @@ def test_what_is_no_share(text: object) -> None:
         parse_share(text, 2)
 
 
-@pytest.mark.parametrize("value", ["9%", "201%", 0.0, float("nan")])
+@pytest.mark.parametrize("value", ["1.9%", "201%", 0.0, float("nan")])
 def test_shares_out_of_range(value: object) -> None:
-    with pytest.raises(ValueError, match=r"of a core is outside 10% to 200% \(2 cores\): try 40%"):
+    with pytest.raises(ValueError, match=r"of a core is outside 2% to 200% \(2 cores\): try 40%"):
         parse_share(value, 2)

@@ -341,7 +341,7 @@ def test_numbers_out_of_range_are_told(pair: Lab) -> None:
         Lab(0)
     with pytest.raises(ValueError, match=r"there is no host 2: lab .* has 2, 0 to 1"):
         pair.set(host=2, cpu=0.2)
-    with pytest.raises(ValueError, match=r"150% of a core is outside 10% to 100% \(1 cores\)"):
+    with pytest.raises(ValueError, match=r"150% of a core is outside 2% to 100% \(1 cores\)"):
         pair.set(cpu="150%")
     with pytest.raises(ValueError, match="nothing to set"):
         pair.set(host=1)
