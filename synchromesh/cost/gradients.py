@@ -124,13 +124,15 @@ class GradientSeconds:
         yield from self._carry_out(self._sending.end_backward(stage))
 
     def finish(self) -> Spans:
-        """Backward is over: what is left is sent, and all of it is waited for."""
+        """Backward is over: what is left is sent, and all of it is waited for, unless whole steps
+        go by meanwhile."""
         yield from self._carry_out(self._sending.finish())
-        if not self.planned.plan.sync.late:  # else whole steps go by meanwhile
-            for number, keys in self._of.items() if self.planned.plan.sync.servers else ():
-                yield from self.timelines.await_all(self.group, keys)
-                self._fetch(number)
-            yield from self.timelines.await_all(self.group, self._sent)
+        if self.planned.plan.sync.late:
+            return
+        for number, keys in self._of.items() if self.planned.plan.sync.servers else ():
+            yield from self.timelines.await_all(self.group, keys)
+            self._fetch(number)
+        yield from self.timelines.await_all(self.group, self._sent)
         rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
         yield from self.line.compute(self.copy_byte * rest)
         yield from self.line.finish()

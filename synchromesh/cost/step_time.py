@@ -52,6 +52,8 @@ class StepTime:
     computed: float  # seconds of computation, undisturbed
     waited: float  # seconds in which a rank only waits for others
     pieces: int  # of a micro-batch, that take turns
+    exchanged: float = 0.0  # of what is waited: behind the end, for what workers that step alone
+    # send each other, and for late sums that take longer than a step
 
     @property
     def communication_share(self) -> float:
@@ -102,12 +104,12 @@ def _walk(
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
     line, forward = lines[last], walks[last].forward
-    means = exchange_seconds(planned, profile)
     least = max(late_seconds(planned, profile), link_seconds(planned, profile))
-    seconds = max(ends[last] + means, least) + profile.calls.step + profile.host
+    means = max(exchange_seconds(planned, profile), least - ends[last])
+    seconds = ends[last] + means + profile.calls.step + profile.host
     time = StepTime(
         seconds, forward, line.clock - forward, updates[last], line.computed, line.waited + means,
-        pieces,
+        pieces, means,
     )  # fmt: skip
     return Recorded(tuple(tuple(line.record or ()) for line in lines), tuple(updates), time)
 

@@ -388,3 +388,16 @@ def test_runs_are_shares_of_a_component() -> None:
                 shares[item.component] = shares.get(item.component, 0.0) + item.share
     count = len(planned.partition.components)
     assert shares == pytest.approx(dict.fromkeys(range(count), 1.0))
+
+
+@pytest.mark.parametrize(("traffic", "seconds"), [(1.0, 9.0), (6.0, 12.0)])
+def test_late_sums_are_waited_for_where_they_take_longer_than_a_step(
+    traffic: float, seconds: float
+) -> None:
+    parts = [{"parameters": {"a": 10}}, {"parameters": {"c": 5}}]
+    late = drawn(parts, PAIR, plan="data; @synchronisation=stale:1")
+    links = {("all_reduce", Pattern(2)): constant(traffic)}
+    with bucket_sizes(first=1, full=1):  # two buckets
+        told = profile(late, {"c0": (1.0, 2.0), "c1": (2.0, 4.0)}, network=links)
+        found = step_time(late, told)
+    assert (found.seconds, found.waited, found.exchanged) == (seconds, seconds - 9, seconds - 9)
