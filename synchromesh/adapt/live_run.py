@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from synchromesh.adapt.monitor import Drift
@@ -41,12 +41,15 @@ class LiveRun:
         return world.everyone.broadcast_json(find() if world.rank == 0 else None)
 
     def measure(self, known: Profile, drift: Drift) -> Choice:
-        """What has drifted is sampled, on idle ranks too; the plans by it, ValueError for none."""
+        """What has drifted is sampled, on idle ranks too; the plans by it, ValueError for none.
+        Those are left out whose ranks end no step together: what one takes says little of them."""
         world = self.facts.world
         links = drift.links or (drift.devices and world.device.type == "cuda")
         ranks = range(world.size)
         sampled = reprofile(self.facts, ranks, self.partition, known, drift.devices, links)
-        return LiveSession(self.facts).reconsider(sampled, self.plan)
+        choice = LiveSession(self.facts).reconsider(sampled, self.plan)
+        together = (c for c in choice.candidates if not c.plan.sync.asynchronous)
+        return replace(choice, candidates=tuple(together))
 
     def probe(self, known: Profile, usual: Mapping[int, float]) -> IdleProbe:
         """Whether what keeps ranks idle has become better; `usual`: see `probe_idle`."""

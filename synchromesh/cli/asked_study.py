@@ -105,7 +105,7 @@ class AskedStudy:
         return StudySettings(
             self.strategies, self.devices, self.args.batch_sizes or tuple(usual),
             tuple(range(self.args.seeds)), self.args.scaling, self.epochs, self.steps,
-            tuple(map(str, self.targets)), self.args.at_most,
+            tuple(map(str, self.targets)), self.args.at_most, self.args.allow,
         )  # fmt: skip
 
     def groups(self, most: int) -> "list[list[StudyCell]]":

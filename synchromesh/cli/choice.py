@@ -107,7 +107,8 @@ def notes(choice: Choice) -> list[str]:
     """Below the table: plans that are too long for it, why the first is taken, the memory left."""
     plans = [(number, str(candidate.plan)) for number, candidate in _shown(choice)]
     long = [f"plan {number}: {plan}" for number, plan in plans if len(plan) > SHOWN.width]
-    return [line for line in (*long, choice.why, str(choice.headroom or "")) if line]
+    told = (*long, choice.why, choice.of_accuracy, str(choice.headroom or ""))
+    return [line for line in told if line]
 
 
 def _shown(choice: Choice) -> list[tuple[int, Candidate]]:

@@ -104,7 +104,7 @@ COMMAND = command(
     option("--predict", action="append", default=[], metavar="DEVICE",
            help="rows that are predicted, not run, for devices of the catalogue: v100, or "
            "v100-ethernet25 with another network between hosts; repeatable"),
-    options.PRICE, options.BF16,
+    options.PRICE, options.ALLOW, options.BF16,
     option("--note", default="", metavar="TEXT", help="for the report"),
     option("-o", "--output", default="study", metavar="DIR", help="default study"),
     options.JSON,
@@ -197,7 +197,7 @@ def _ran(asked: AskedStudy, folder: "StudyFolder", machines: _Machines) -> list[
     }
     common = Common(
         trained, machines.start, asked.targets, args.bf16, asked.epochs, asked.steps,
-        args.at_most, args.lab is not None, machines.processors,
+        args.at_most, args.lab is not None, machines.processors, args.allow,
     )  # fmt: skip
     groups = asked.groups(_most_processes(asked))
     with closing(StudyDisplay()) as display:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from synchromesh.cli.command import Argument, either, option, together
 from synchromesh.cli.completion import targets
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
 from synchromesh.values.plan import Plan
 from synchromesh.values.unsupported import unsupported
@@ -88,6 +89,14 @@ def headroom(text: str) -> str:
     return text
 
 
+def allowed(text: str) -> str:
+    """The text of an allowance, each kind once."""
+    try:
+        return str(Allowance.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 TARGETS = together(
     option("targets", metavar="TARGET", nargs="+", completer=targets,
            help="a bundled workload, or path/to/file.py:function"),
@@ -106,6 +115,9 @@ PRICE = together(
 HEADROOM = option("--headroom", type=headroom, metavar="SIZE",
     help="of a device's memory that plans leave free, as 10%% or 4GiB; default: 5%%, or more "
     "where predictions of memory are less exact")  # fmt: skip
+ALLOW = option("--allow", type=allowed, default="", metavar="KINDS",
+    help="what `auto` may choose besides what one device would compute: local, compression, "
+    "asynchronous, by commas; what that costs in accuracy is in no predicted time")  # fmt: skip
 BF16 = option("--bf16", action=argparse.BooleanOptionalAction, default=False,
               help="compute in bfloat16 by autocast; parameters keep their type")  # fmt: skip
 FORCE = option("--force", action="store_true", help="overwrite that file")

@@ -106,7 +106,7 @@ COMMAND = command(
            help="of --for; default: the workload's times powers of two"),
     GOAL, options.PRICE,
     option("--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"),
-    options.HEADROOM,
+    options.HEADROOM, options.ALLOW,
     option("--plan", action="append", default=[], metavar="PLAN",
            help="prices this plan, or its .yaml or .json file, beside those that are found; "
            "also several times"),
@@ -125,8 +125,8 @@ def _of_layers(args: argparse.Namespace) -> "LayerPlanned":
     from synchromesh.planning.layers import plan_layers
     from synchromesh.planning.offline import cluster_of
 
-    if args.explain or args.plan:
-        raise ValueError("--explain and --plan are of a TARGET, not of a --profile")
+    if args.explain or args.plan or args.allow:
+        raise ValueError("--explain, --plan and --allow are of a TARGET, not of a --profile")
     profile, rows = layers(args)
     cluster = cluster_of(args.cluster or _here())
     made = plan_layers(profile, cluster, rows, args.batch_size, args.memory, args.headroom)
@@ -152,7 +152,7 @@ def _of_model(args: argparse.Namespace) -> "Planned":
             stand_in(workload), workload.loss, workload.example(),
             optimizer=workload.build_optimizer, cluster=cluster, memory=args.memory,
             headroom=args.headroom, plans=given, explained=args.explain,
-            autocast=options.precision(args.bf16), carry=workload.carry, say=say,
+            autocast=options.precision(args.bf16), carry=workload.carry, allow=args.allow, say=say,
         )  # fmt: skip
     title = f"{args.target}, bf16" if args.bf16 else args.target
     document = {"target": args.target, "bf16": args.bf16, **made.to_dict()}
@@ -169,7 +169,7 @@ OF_FOR = "clusters deadline batch_sizes efficiency dataset_rows hourly_price ins
 
 def _check_wanted(args: argparse.Namespace) -> None:
     """ValueError for options that do not go with --for, or do not go without it."""
-    wrong = "profile plan explain" if args.wanted else f"{OF_FOR} price_date"
+    wrong = "profile plan explain allow" if args.wanted else f"{OF_FOR} price_date"
     if given := [f"--{n}".replace("_", "-") for n in wrong.split() if vars(args)[n]]:
         raise ValueError(f"{', '.join(given)}: {'not' if args.wanted else 'only'} with --for")
     if args.batch_sizes and not args.efficiency:

@@ -56,8 +56,8 @@ COMMAND = command(
     "train", main, "trains a workload under a plan",
     "Trains a workload on local processes or, started by torchrun, as one rank of its group. "
     "SIGTERM or Ctrl-C checkpoints and ends the run; a second one ends it now.",
-    options.target(changing=True), options.plan_and_seed(), options.BF16, options.HEADROOM,
-    options.nproc(),
+    options.target(changing=True), options.plan_and_seed(), options.ALLOW, options.BF16,
+    options.HEADROOM, options.nproc(),
     either(
         option("--epochs", type=options.positive, metavar="N", help="the workload's"),
         option("--steps", type=options.positive, metavar="N", help="updates, in all"),
@@ -96,7 +96,7 @@ COMMAND = command(
     epilog="What was measured of the model and the links is kept in "
     "~/.cache/synchromesh/profiles and sampled where it is used again; the environment variable "
     "SYNCHROMESH_CACHE names another folder, or is `off`.",
-    seed=None, plan=None, bf16=None,  # a resumed run keeps its own
+    seed=None, plan=None, bf16=None, allow=None,  # a resumed run keeps its own
 )  # fmt: skip
 
 
@@ -142,6 +142,7 @@ class Asked:
             adapt=adapts, trace_steps=args.trace_steps, tensorboard=args.tensorboard,
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
             patience=args.patience, noise_scale=args.noise_scale, rate=rate, batches=batches,
+            allow=str(before.get("allow", "") if args.allow is None else args.allow),
         )  # fmt: skip
 
 

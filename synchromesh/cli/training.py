@@ -39,7 +39,8 @@ def train(job: Job, document: TextIO | None) -> int:
             job.workload, job.plan, epochs=None if job.steps else job.epochs, steps=job.steps,
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
-            autocast=options.precision(job.bf16), headroom=job.headroom, keep=job.keep,
+            autocast=options.precision(job.bf16), headroom=job.headroom, allow=job.allow,
+            keep=job.keep,
             best=job.best, patience=job.patience, noise_scale=job.noise_scale, batches=job.batches,
             on_event=report.take, say=display.say,
         )  # fmt: skip
@@ -145,6 +146,7 @@ class _Report:
                 "workload": job.workload.name, "seed": job.seed,
                 "batch_size": job.workload.batch_size, "plan": str(trainer.plan),
                 "ranks": trainer.world.size, "bf16": job.bf16, "adapt": job.adapt,
+                "allow": job.allow,
             }  # fmt: skip
             if job.rate is not None:
                 asked |= {"lr_rule": job.rate.rule, "warm_up": job.rate.epochs}

@@ -37,6 +37,7 @@ from synchromesh.programs.model import Model
 from synchromesh.programs.optimizer import OptimizerCost, states_of
 from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.cluster import Cluster, Device
 from synchromesh.values.optimizer import twin_of
 from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
@@ -91,6 +92,12 @@ class DatasheetFacts:
         rooms = headrooms(cluster, memory, headroom)
         problem = PlanningProblem.of(step, rows, modules, rooms, optimizer)
         return cls(PartitionCache(problem, say), optimizer, cluster)
+
+    def allowing(self, allowed: Allowance) -> "DatasheetFacts":
+        """The same, where `auto` may choose more than what one device computes."""
+        cache = self.partitions
+        problem = replace(cache.problem, allowed=allowed)
+        return replace(self, partitions=PartitionCache(problem, cache.say))
 
     def profile(
         self, partitions: Iterable[Partition], known: Profile | None,

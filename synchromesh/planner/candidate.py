@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from synchromesh.cost.gradients import compressed_demands
 from synchromesh.cost.peak_memory import PeakMemory, peak_memories
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
 from synchromesh.cost.step_time import StepTime, Walk, best_pieces, step_time
-from synchromesh.planner.problem import PartitionCache, PlanningProblem
+from synchromesh.planner.problem import Demand, PartitionCache, PlanningProblem, served
 from synchromesh.values.holding import holdings
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from synchromesh.values.schedule import PIECES
 from synchromesh.values.size import readable
+from synchromesh.values.unsupported import refuse_apart
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Candidate:
             "memory_by_kind": [dict(m.by_kind) for m in self.memory],
             "communication_share": None if time is None else time.communication_share,
             "fits": self.fits, "reason": self.reason, "given": self.given,
+            "exact": self.plan.exact,
         }  # fmt: skip
 
     def to_record(self) -> dict[str, Any]:
@@ -78,7 +81,17 @@ def planned_step(partitions: PartitionCache, plan: Plan) -> PlannedStep:
     chain = problem.step.chain
     tensors = {t.name: t for c in chain.components for t in (*c.parameters, *c.buffers)}
     held = holdings(tensors.values(), cut.placements, devices, plan)
+    refuse_apart(plan, [local.layout for local in cut.components], held.values())
     return PlannedStep(cut, held, plan, devices, problem.rows, partitions.overlaps(plan))
+
+
+def demands(partitions: PartitionCache, plan: Plan) -> list[Demand]:
+    """Collectives that a plan's servers and compressors ask for, which its partition does not say.
+    ValueError where it allows none."""
+    asked = [*served(partitions.partition(plan), plan)]
+    return (
+        [*asked, *compressed_demands(planned_step(partitions, plan))] if plan.compressed else asked
+    )
 
 
 def price(

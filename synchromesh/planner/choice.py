@@ -8,6 +8,7 @@ from typing import Any
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.problem import Headroom
 from synchromesh.trace.step import Step
+from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -17,6 +18,19 @@ from synchromesh.values.profile import Profile
 # 7 % on average; of plans nearer to each other than 3 % the quicker one is a guess.
 MARGIN = 0.03
 PLAIN = ("single", "data", "tensor", "hybrid")
+
+
+@dataclass(frozen=True)
+class InexactTuning:
+    """Of plans that compute something else than one device."""
+
+    # by how much one must be predicted quicker than those that do not: the step of one that sends
+    # less was off by up to 22 % in a lab (benchmarks/README.md), and accuracy pays for it
+    margin: float = 0.25
+    shown: int = 9  # numbers of such plans in a sentence; chosen
+
+
+INEXACT = InexactTuning()
 
 
 @dataclass(frozen=True)
@@ -75,11 +89,23 @@ class Choice:
             said.append(f"plan {n} would be {beside}, but {lack}")
         return "; ".join(said)
 
+    @property
+    def of_accuracy(self) -> str:
+        """A sentence where some of the plans compute something else; else nothing."""
+        odd = [str(n) for n, c in enumerate(self.candidates, 1) if not c.plan.exact]
+        if not odd:
+            return ""
+        named = ", ".join(odd[: INEXACT.shown]) + " and others" * (len(odd) > INEXACT.shown)
+        return (
+            f"plans that compute something else than one device ({named}): what that costs in "
+            "accuracy is not in their times, unless a study (`synchromesh compare`) measured it"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "candidates": [c.to_dict() for c in self.candidates],
             "chosen": str(self.chosen.plan), "why": self.why,
-            "headroom": self.headroom and asdict(self.headroom),
+            "of_accuracy": self.of_accuracy, "headroom": self.headroom and asdict(self.headroom),
             "planning_seconds": self.planning_seconds, "measuring_seconds": self.profile.seconds,
             "components": [c.to_dict() for c in self.components],
             "components_of": None if self.components_of is None else str(self.components_of),
@@ -112,19 +138,32 @@ class RunnerUp:
         }  # fmt: skip
 
 
-def decided(candidates: Sequence[Candidate]) -> list[Candidate]:
+def decided(candidates: Sequence[Candidate], allowed: Allowance = NOTHING) -> list[Candidate]:
     """Candidates with the chosen one first, and reasons. Of those that are less than `MARGIN`
-    slower than the quickest, the plainest is taken: predictions are not that exact."""
+    slower than the quickest, the plainest is taken: predictions are not that exact. One that
+    computes something else than one device is taken where it is allowed, and quicker than all
+    others by `INEXACT.margin`."""
     order = sorted(candidates, key=lambda c: (not c.fits, c.seconds, str(c.plan)))
-    quickest = order[0]
-    near = [c for c in order if c.fits and c.seconds <= quickest.seconds * (1 + MARGIN)]
+    quickest = _quickest([c for c in order if allowed.covers(c.plan)] or order)
+    near = [
+        c for c in order
+        if c.fits and allowed.covers(c.plan) and c.plan.exact == quickest.plan.exact
+        and c.seconds <= quickest.seconds * (1 + MARGIN)
+    ]  # fmt: skip
     best = min(near, key=lambda c: (plainness(c.plan), c.seconds), default=quickest)
     rest = [c for c in order if c is not best]
     if best.fits:
         within = "" if best is quickest else f"fewest words within {MARGIN:.0%} of the "
-        best = replace(best, reason=f"{within}least time of those that fit")
+        exact = " and are exact" if any(_lossy(c, best) for c in rest) else ""
+        best = replace(best, reason=f"{within}least time of those that fit{exact}")
     beside = ((c, _beside(c, best)) for c in rest)
     return [best, *(replace(c, reason="; ".join(filter(None, (c.reason, x)))) for c, x in beside)]
+
+
+def _quickest(order: Sequence[Candidate]) -> Candidate:
+    """The first, unless an exact one that fits is about as quick."""
+    exact = next((c for c in order if c.plan.exact and c.fits), order[0])
+    return exact if exact.seconds <= order[0].seconds * (1 + INEXACT.margin) else order[0]
 
 
 def _beside(c: Candidate, best: Candidate) -> str:
@@ -135,9 +174,14 @@ def _beside(c: Candidate, best: Candidate) -> str:
     if abs(more) < 0.005 * best.seconds:
         return "as quick"
     if more < 0:
-        return f"{-more / best.seconds:.0%} quicker"
+        return f"{-more / best.seconds:.0%} quicker{', not exact' * _lossy(c, best)}"
     what, longer = ("waits", waits) if 2 * waits > more else ("computes", more - waits)
     return f"{more / best.seconds:.0%} slower: {what} {longer * 1e3:.1f} ms more"
+
+
+def _lossy(c: Candidate, best: Candidate) -> bool:
+    """Whether it is quicker than the best one, which computes what one device does."""
+    return c.fits and c.seconds < best.seconds and best.plan.exact and not c.plan.exact
 
 
 def saves_memory(plan: Plan) -> bool:

@@ -19,6 +19,7 @@ from synchromesh.trace.partition.partition import (
 )
 from synchromesh.trace.step import Step
 from synchromesh.values import size
+from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.buckets import MIB, SIZES
 from synchromesh.values.holding import holdings
 from synchromesh.values.layout import Layout
@@ -92,6 +93,7 @@ class PlanningProblem:
     limits: tuple[float, ...] = ()  # bytes that each rank may use; none: no limit
     unsplittable: str = ""  # why the optimizer cannot update shards of a parameter; "": it can
     headroom: Headroom | None = None  # what `limits` leave of the device that they leave least of
+    allowed: Allowance = NOTHING  # what may be chosen that one device does not compute
 
     @classmethod
     def of(

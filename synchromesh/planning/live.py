@@ -22,6 +22,7 @@ from synchromesh.profiling.profile_cache import ProfileCache
 from synchromesh.programs.model import Model
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.caution import caution
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout_spec import LayoutSpec
@@ -126,8 +127,9 @@ class LivePlanning:
 
     def __init__(
         self, model: Model, optimizer: Optimizer, example: Any, world: World,
-        headroom: str | None, say: Say,
+        headroom: str | None, say: Say, allowed: Allowance = NOTHING,
     ) -> None:  # fmt: skip
+        self.allowed = allowed
         self.model, self.optimizer, self.world, self.say = model, optimizer, world, say
         self.memory = RankMemory(model, optimizer, world, headroom, say)
         self.rows = batches.row_count(example)
@@ -143,7 +145,7 @@ class LivePlanning:
         if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
             facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
-                self.memory.headrooms,
+                self.memory.headrooms, self.allowed,
             )  # fmt: skip
         return facts
 

@@ -25,6 +25,7 @@ from synchromesh.trace.capture.carry import Start, joined
 from synchromesh.trace.capture.comparison import compare
 from synchromesh.trace.partition.explain import Explanation, explain
 from synchromesh.trace.step import Step
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
@@ -75,6 +76,7 @@ class Planned:
         if self.components and self.choice.of:
             out.append(f"components {self.choice.of}:")
         out += [f"  {row}" for row in self.components]
+        out += [self.choice.of_accuracy] if self.choice.of_accuracy else []
         return "\n".join([*out, self.refusal] if self.refusal else out)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def plan(
     optimizer: MakeOptimizer | Optimizer = torch.optim.AdamW, cluster: Cluster | str,
     memory: float | None = None, headroom: str | None = None, plans: Sequence[Plan | str] = (),
     explained: bool = True, autocast: torch.dtype | None = None, carry: Start | None = None,
-    say: Say = silent,
+    allow: str = "", say: Say = silent,
 ) -> Planned:  # fmt: skip
     """The plan of least predicted step time for `model` on `cluster`; no device is needed.
 
@@ -138,11 +140,12 @@ def plan(
     wrote. memory: bytes of a rank's device; default: those that it has. headroom: what plans leave
     of these, as `10%` or `4GiB`; default: 5 %, or what predictions of memory may be off by.
     plans: are priced beside those that are found. explained: also finds each component's
-    runner-up. autocast, carry: as of `prepare`. say: receives what is being done.
+    runner-up. autocast, carry, allow: as of `prepare`. say: receives what is being done.
 
     Estimates are right to the catalogue's error band (`certainty`). ValueError for a cluster that
     is not known or does not say what is needed."""
     refuse_held(model, "plan")
+    allowed = Allowance.parse(allow)
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     rows, step = traced(model, loss, example_batch, autocast, carry, say)
     asked = [parsed(p) for p in plans]
@@ -154,7 +157,7 @@ def plan(
         return Planned(replace(one, candidates=(one.chosen, *others)), place, rows)
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
     facts = DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
-    session = PlanningSession(facts)
+    session = PlanningSession(facts.allowing(allowed))
     known = session.survey()
     given = [replace(session.priced(p, known)[0], given=True) for p in asked]
     if faults := [f"plan {c.plan}: {c.reason}" for c in given if c.time is None]:
@@ -165,12 +168,14 @@ def plan(
 
 def quickest(
     step: Step, model: nn.Module, optimizer: MakeOptimizer, example_batch: Any, cluster: Cluster,
-    families: Mapping[str, Sequence[str]],
+    families: Mapping[str, Sequence[str]], allow: str = "",
 ) -> dict[str, Candidate]:  # fmt: skip
     """Of each family of plans the one of least estimated step time among those that fit; of
-    `auto` what the planner chooses. One that does not fit where none does, its reason with it."""
+    `auto` what the planner chooses of what is allowed. One that does not fit where none does, its
+    reason with it."""
     made, rows = optimizer(model.parameters()), row_count(example_batch)
-    session = PlanningSession(DatasheetFacts.of(step, model, made, rows, cluster))
+    facts = DatasheetFacts.of(step, model, made, rows, cluster)
+    session = PlanningSession(facts.allowing(Allowance.parse(allow)))
     known = session.survey()
 
     def best(texts: Sequence[str]) -> Candidate:

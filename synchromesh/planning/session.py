@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from synchromesh.cost.gradients import compressed_demands
 from synchromesh.cost.step_time import Walk, step_time
-from synchromesh.planner.candidate import Candidate, planned_step, price
+from synchromesh.planner.candidate import Candidate, demands, price
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import decide, survey
 from synchromesh.planner.decision.memory import misfit
-from synchromesh.planner.problem import Facts, served
+from synchromesh.planner.problem import Facts
 from synchromesh.planner.stages.cuts import cut_plan, measured_work, unstaged
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -58,10 +57,7 @@ class PlanningSession:
     def profile(self, plan: Plan, known: Profile | None, micro_batches: int) -> Profile:
         """`known` with the facts of a plan whose cuts are settled."""
         ranks, partition = self.problem.ranks(plan), self.partitions.partition(plan)
-        more = [*served(partition, plan)]
-        if plan.compressed:
-            more += compressed_demands(planned_step(self.partitions, plan))
-        micro = (micro_batches,)
+        more, micro = demands(self.partitions, plan), (micro_batches,)
         return self.facts.profile([partition], known, ranks, besides=more, micro_batches=micro)
 
     def priced(

@@ -53,6 +53,7 @@ from synchromesh.programs.random import RandomStreams
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
+from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.profile import Calls, Compute, Curve, Pattern, Profile
 
 T = TypeVar("T")
@@ -72,11 +73,12 @@ class LiveFacts:
     @classmethod
     def of(
         cls, world: World, model: Model, step: Step, optimizer: Optimizer, example: Any,
-        rows: int, headrooms: Sequence[Headroom],
+        rows: int, headrooms: Sequence[Headroom], allowed: Allowance = NOTHING,
     ) -> "LiveFacts":  # fmt: skip
         """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`)."""
         modules = model.inside(step.chain.names)
         problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
+        problem = replace(problem, allowed=allowed)
         return cls(world, PartitionCache(problem), model, example, optimizer)
 
     @property

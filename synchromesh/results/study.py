@@ -24,7 +24,8 @@ class StudyMachine:
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What was asked for: every combination was run. at_most: seconds of a run's timed steps."""
+    """What was asked for: every combination was run. at_most: seconds of a run's timed steps.
+    allow: what `auto` may choose that one device would not compute."""
 
     strategies: tuple[str, ...] = ()
     devices: tuple[int, ...] = ()
@@ -35,6 +36,7 @@ class StudySettings:
     steps: int | None = None
     targets: tuple[str, ...] = ()
     at_most: float | None = None
+    allow: str = ""
 
 
 @dataclass(frozen=True)

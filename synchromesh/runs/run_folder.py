@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from synchromesh.workloads.workload import Workload
 
 TAKEN_OVER = ("workload", "seed", "batch_size")
-ASKED = (*TAKEN_OVER, "plan", "ranks", "bf16", "adapt", "lr_rule", "warm_up", "batches")
+ASKED = (
+    *TAKEN_OVER, "plan", "ranks", "bf16", "adapt", "lr_rule", "warm_up", "batches", "allow",
+)  # fmt: skip
 
 
 def default(name: str) -> Path:
@@ -126,6 +128,7 @@ class RunFolder:
             "lr_rule": document.text(value.get("lr_rule", "none"), f"{path}: lr_rule"),
             "warm_up": document.number(value.get("warm_up", 0.0), f"{path}: warm_up", 0.0),
             "batches": document.text(value.get("batches", ""), f"{path}: batches"),
+            "allow": document.text(value.get("allow", ""), f"{path}: allow"),
         }
 
     def saved(self) -> list[Path]:
@@ -182,6 +185,7 @@ class Job:
     trace_steps: tuple[int, int] | None = None  # that are recorded; None: one, after warm-up
     tensorboard: bool = False
     headroom: str | None = None  # of a device's memory
+    allow: str = ""  # as of `fit`
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
     noise_scale: bool = False  # whether it is measured

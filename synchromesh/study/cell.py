@@ -65,6 +65,7 @@ class CellJob:
     data: str | None = None
     epochs: int | None = None
     bf16: bool = False
+    allow: str = ""
 
     def write(self, path: Path) -> None:
         document.write(path, json.dumps(fields.to_plain(self), indent=2))

@@ -57,7 +57,8 @@ class Common:
 
     epochs, steps   one of them
     at_most         seconds of timed steps of a run, where steps are asked for
-    processors      cores that rank r of a contestant on N devices may use"""
+    processors      cores that rank r of a contestant on N devices may use
+    allow           what `auto` may choose that one device would not compute"""
 
     workloads: Mapping[str, Trained]
     start: Start
@@ -68,6 +69,7 @@ class Common:
     at_most: float | None = None
     emulated: bool = False
     processors: Callable[[int, int], float] = lambda rank, ranks: 1.0
+    allow: str = ""
 
 
 @dataclass
@@ -148,7 +150,7 @@ class Contest:
             return None
         job = CellJob(
             cell, trained.target, listener.path, tuple(plans), trained.data, common.epochs,
-            common.bf16,
+            common.bf16, common.allow,
         )  # fmt: skip
         job.write(folder / "job.json")
         log = folder / "log.txt"

@@ -49,7 +49,9 @@ def predicted(
             if warning := lacking(place, autocast):
                 warnings.warn(warning, stacklevel=2)
             families, failed = _families(here)
-            best = quickest(step, model, workload.build_optimizer, batch, place, families)
+            best = quickest(
+                step, model, workload.build_optimizer, batch, place, families, settings.allow
+            )
             rows += [_row(c, kind, best.get(c.strategy), failed.get(c.strategy, "")) for c in here]
     return rows
 

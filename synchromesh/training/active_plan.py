@@ -1,6 +1,6 @@
 """The active plan and all that follows from it; what a plan must meet; what else users choose."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
+from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.launcher.machine import boot
@@ -21,11 +22,13 @@ from synchromesh.trace.capture.carry import Start
 from synchromesh.trace.partition.partition import Partition, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.notices import Notices
+from synchromesh.values.allowance import NOTHING, Allowance
+from synchromesh.values.caution import caution
 from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, leaf_layout_at
 from synchromesh.values.optimizer import coupled
 from synchromesh.values.plan import Plan
-from synchromesh.values.unsupported import unsupported
+from synchromesh.values.unsupported import refuse_apart, unsupported
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -43,6 +46,26 @@ class Options:
     noise_scale: bool = False  # whether it is measured
     follows_noise: bool = False  # whether something depends on it: a step of one block is cut
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
+    allowed: Allowance = NOTHING  # what `auto` may choose that one device does not compute
+
+    def allowed_on(self, world: World, model: Model) -> Allowance:
+        """What of it can be trained with the other options; a warning names the rest."""
+        normalised = self.sync_batch_norm and bool(model.statistics)
+        refused = {
+            "the noise scale is measured, of exact gradients":
+                (self.noise_scale, tuple(Allowance.VARIANTS)),
+            "batch norm is synchronised": (normalised, ("local", "asynchronous")),
+            "values are carried from step to step": (self.carry is not None, ("asynchronous",)),
+            "servers run on CPUs alone so far": (world.backend != "gloo", ("asynchronous",)),
+        }  # fmt: skip
+        left = self.allowed
+        for why, (found, kinds) in refused.items():
+            less = left.without(*kinds) if found else left
+            if less != left and not world.rank:
+                gone = ", ".join(kind for kind in left.kinds if kind not in less.kinds)
+                caution(f"auto leaves out {gone}, though it was allowed: {why}")
+            left = less
+        return left
 
 
 @dataclass(frozen=True)
@@ -266,24 +289,6 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
     if plan.compressed:
         why = f"gradients are sent with a loss (@compression={plan.compression})"
     return why if options.noise_scale else ""
-
-
-def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holding]) -> None:
-    """ValueError where workers that train alone are not the same for all components."""
-    if not plan.sync.alone:
-        return
-    meshes = {layout.mesh for layout in layouts}
-    odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)
-    name, why = next(odd, ""), ""
-    if len({mesh.data for mesh in meshes}) > 1:
-        why = "components have several data degrees"
-    elif name:
-        why = f"{name} is used under several layouts"
-    if why:
-        raise ValueError(
-            f"plan {str(plan)!r}: {why}, and workers that train alone have one of all: give all "
-            "components one layout, or leave @synchronisation out"
-        )
 
 
 def refuse_untraced(step: Step, plan: Plan) -> None:

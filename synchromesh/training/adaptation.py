@@ -38,14 +38,18 @@ class Adaptation:
         self.batches: BatchSizes | None = None
         self.cost: tuple[int, ...] = NO_COST
         self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
+        self._costs: list[tuple[int, int]] = []  # of steps that count together, under `local:H`
 
     def begin(self, predict: Callable[[], Candidate]) -> None:
         """Measures what is not known first. predict: the plan in force, if it was not chosen."""
         planning = self._execution.planning
         profile = planning.surveyed(self._execution.active.step)
-        candidates = planning.candidates() or (predict(),)
+        known = planning.candidates() or (predict(),)
+        apart = self._execution.active.plan.sync.asynchronous  # no step is all ranks'
+        candidates = [c for c in known if not (apart or c.plan.sync.asynchronous)]
         self.adapter = Adapter(profile, candidates, time.monotonic())
-        self.cost, self._sizes = NO_COST, deque(maxlen=self.LAST)
+        self._sizes = deque(maxlen=self.LAST)
+        self._forget_costs()
 
     @property
     def trying(self) -> bool:
@@ -67,21 +71,26 @@ class Adaptation:
         """Notes what a step on `rows` global rows took, of which it waited a part for other
         ranks; the adapter acts on a drift. steps: done; to_come: 0 where that is not known."""
         adapter, active = self.adapter, self._execution.active
-        if adapter is None or not active.plan.usual:  # which a switch has asked for
-            return None
         planning, pieces = self._execution.planning, self._execution.pieces
+        if adapter is None or self._execution.nothing_to_adapt:  # which a switch has asked for
+            return None
         if self._resized(rows, planning.rows):
             adapter.resize(planning.rows, rows)
             planning.rows = rows
         cut = self._execution.noise.cut  # not what a step of the plan takes
         if rows == planning.rows and pieces.chosen is not None and not cut:
             waited = min(waited, seconds)  # a wait may end after the clock was read
-            self.cost = int((seconds - waited) * 1e6), int(waited * 1e6)
+            self._costs.append((int((seconds - waited) * 1e6), int(waited * 1e6)))
+            if len(self._costs) >= active.plan.sync.steps:  # of which one step has the mean
+                self.cost = tuple(
+                    sum(c) // len(self._costs) for c in zip(*self._costs, strict=True)
+                )
+                self._costs = []
         plan, facts = self._execution.plan, planning.facts(active.step)
         run = LiveRun(facts, plan, active.partition, self._switch)
         decision = adapter.act(run, steps, to_come)
         if decision is not None and decision.measuring_seconds:
-            self.cost = NO_COST  # of a plan that may be gone
+            self._forget_costs()  # of a plan that may be gone
         return decision
 
     def sizes(self, loader: Loader, rates: object) -> BatchSizes:
@@ -101,7 +110,7 @@ class Adaptation:
         """Behind `note`: batches of another size, where the noise scale says so."""
         change = None if self.batches is None else self.batches.note(steps, to_come)
         if change is not None:
-            self.cost = NO_COST
+            self._forget_costs()
         return change
 
     def _resized(self, rows: int, planned: int) -> bool:
@@ -128,8 +137,11 @@ class Adaptation:
             self.batches.resume()
         self.restart()
 
+    def _forget_costs(self) -> None:
+        self.cost, self._costs = NO_COST, []
+
     def restart(self) -> None:
         """Forgets what was noted of a plan that is gone, or of steps that come again."""
-        self.cost = NO_COST
+        self._forget_costs()
         if self.adapter is not None:
             self.adapter.restart(self._execution.active.plan)

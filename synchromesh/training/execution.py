@@ -250,9 +250,8 @@ class Execution:
         """Why no other plan could be found while it trains; empty where one could."""
         if self.losses.several:
             return "losses take turns, so that what a step takes says nothing of the plan"
-        if not self.active.plan.usual:
-            other = "" if self.active.plan.exact else ": it computes something else"
-            return f"{self.active.plan} is no plan that would be found{other}"
+        if why := self.planning.allowed.fixed(self.active.plan):
+            return why
         return self.active.step.reason or ("there is one device" if self.world.size == 1 else "")
 
     def settle(self, states: bool = False) -> None:

@@ -41,7 +41,7 @@ def fit(
     adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
-    batches: BatchRange | BatchSchedule | str | None = None,
+    batches: BatchRange | BatchSchedule | str | None = None, allow: str = "",
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -54,7 +54,7 @@ def fit(
     the greatest of the first metric. patience: epochs without a better one until training ends.
     resume: a checkpoint, or a folder of them, of which the newest good one is taken.
     adapt: whether the plan may change while training runs; default: where it is `auto`.
-    autocast, headroom, noise_scale: as of `prepare`.
+    autocast, headroom, noise_scale, allow: as of `prepare`.
     batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
     grow behind epochs; default: all have the workload's batch size. Learning rates follow where
     the workload's come of `scaled` (training/learning_rate.py).
@@ -84,7 +84,7 @@ def fit(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed,
         autocast=autocast, carry=workload.carry, headroom=headroom, noise_scale=noise_scale,
-        say=say,
+        say=say, allow=allow,
     )  # fmt: skip
     requests = Stop(trainer, stop)
     loop = _Loop(

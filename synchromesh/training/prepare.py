@@ -1,7 +1,6 @@
 """`prepare`: from a model, an optimizer and a loss to a trainer on the ranks of this run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.trainer import Trainer
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import JoinedOptimizer, kind_of, needed_arguments
 from synchromesh.values.plan import Plan
@@ -40,7 +40,7 @@ def prepare(
     sync_batch_norm: bool = False, autocast: torch.dtype | None = None,
     device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
     weights: str | Path | None = None, carry: Callable[[int], Any] | None = None,
-    headroom: str | None = None, noise_scale: bool = False,
+    headroom: str | None = None, noise_scale: bool = False, allow: str = "",
     say: Callable[[str], None] | None = None,
 ) -> Trainer:  # fmt: skip
     """A trainer of `model` under `plan` on the ranks of this run (one, unless anything says more).
@@ -66,6 +66,8 @@ def prepare(
     headroom: what `auto` leaves of a device's memory, as `10%` or `4GiB`; default: 5 %.
     noise_scale: whether the gradient noise scale is measured while training (docs/python.md: "The
     gradient noise scale"). ValueError where rows depend on each other.
+    allow: what `auto` may choose besides what one device would compute: `local`, `compression`,
+    `asynchronous`, by commas (values/allowance.py). What that costs in accuracy is in no time.
     say: receives on every rank, a sentence at a time, what is measured and what is reused.
 
     All ranks start from rank 0's weights. Of a model on the meta device only this rank's shards
@@ -82,7 +84,7 @@ def prepare(
     know_encodings()
     _check_tensors(model)
     _check_free(model)
-    chosen = checked_plan(plan)
+    chosen, allowed = checked_plan(plan), Allowance.parse(allow)
     if scheduler is not None:
         _check_scheduler(scheduler, optimizer)
     world = World.open(device, timeout)
@@ -103,9 +105,8 @@ def prepare(
         follows = rates is not None and rates.rate.rule == "adascale"
         options = Options(
             seed, sync_batch_norm, autocast, source, carry, headroom, noise_scale or follows,
-            follows,
+            follows, say or (lambda _: None), allowed,
         )  # fmt: skip
-        options = options if say is None else replace(options, say=say)
         example = batches.to_device(example_batch, world.device)
         turns = NamedLosses(losses, optimizer, wrapped)
         trainer = Trainer(wrapped, optimizer, turns, example, chosen, world, options)

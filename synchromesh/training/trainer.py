@@ -66,12 +66,12 @@ class Trainer:
         self.steps = self.steps_to_come = self.stop_request = self.agreed_stop_request = 0
         self.on_event: Callable[[Decision | BatchChange], None] | None = None
         self._loaders = Loaders(self.own_rows, world, options.carry is not None, model.module)
-        planning = LivePlanning(model, optimizer, example, world, options.headroom, options.say)
+        asked = options.headroom, options.say, options.allowed_on(world, model)
+        planning = LivePlanning(model, optimizer, example, world, *asked)
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
         self.planning, self.state, self._execution = planning, execution.state, execution
         self.reports, self.workers = execution.reports, execution.workers
-        self.sums = execution.sums
-        self._accumulation = Accumulation(self._execution)
+        self.sums, self._accumulation = execution.sums, Accumulation(execution)
         self.adaptation = Adaptation(self._execution, self.switch)
 
     # The plan

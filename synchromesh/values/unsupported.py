@@ -1,5 +1,9 @@
 """What plans may say that this version of the engine does not execute."""
 
+from collections.abc import Collection, Iterable
+
+from synchromesh.values.holding import Holding
+from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 
@@ -52,3 +56,21 @@ def _of_workers(plan: Plan, sharded: bool) -> dict[str, bool]:
 
 def _of_tensor(spec: LayoutSpec) -> bool:
     return spec.name in ("tensor", "hybrid") and spec.tensor != 1
+
+
+def refuse_apart(plan: Plan, layouts: Collection[Layout], placed: Iterable[Holding]) -> None:
+    """ValueError where workers that train alone are not the same for all components."""
+    if not plan.sync.alone:
+        return
+    meshes = {layout.mesh for layout in layouts}
+    odd = (h.tensor.name for h in placed if h.averaged and h.layout.mesh not in meshes)
+    name, why = next(odd, ""), ""
+    if len({mesh.data for mesh in meshes}) > 1:
+        why = "components have several data degrees"
+    elif name:
+        why = f"{name} is used under several layouts"
+    if why:
+        raise ValueError(
+            f"plan {str(plan)!r}: {why}, and workers that train alone have one of all: give all "
+            "components one layout, or leave @synchronisation out"
+        )

@@ -7,6 +7,7 @@ from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, decided
 from synchromesh.planner.decision.memory import Shortage
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 
@@ -37,6 +38,29 @@ def test_of_plans_that_are_near_the_one_of_fewest_words_is_taken() -> None:
 def test_what_is_written_of_micro_batches_makes_no_plan_longer() -> None:
     interleaved, other = candidate("data; @pieces=4", 1.0), candidate("tensor", 0.99)
     assert decided([other, interleaved])[0].plan == interleaved.plan
+
+
+def test_what_is_not_exact_is_taken_where_it_is_allowed_and_much_quicker() -> None:
+    exact, near, quick = (
+        candidate("data", 1.0), candidate("data; @compression=fp16", 0.85),
+        candidate("data; @compression=int8", 0.5),
+    )  # fmt: skip
+    allowed = Allowance.parse("compression")
+    assert decided([near, exact], allowed)[0].plan == exact.plan, "accuracy would pay for it"
+    assert decided([quick, near, exact], allowed)[0].plan == quick.plan
+    slow = candidate("data; head=tensor", 1.02)
+    assert decided([near, slow, exact], allowed)[0].plan == exact.plan
+    told = decided([quick, exact])
+    assert [c.reason for c in told] == [
+        "least time of those that fit and are exact", "50% quicker, not exact"
+    ]  # fmt: skip
+    server = candidate("data; @synchronisation=server:2", 0.5)
+    assert decided([server, exact], allowed)[0].plan == exact.plan, "nobody asked for servers"
+    assert decided([quick, candidate("data", 0.1, fits=False)], allowed)[0].plan == quick.plan
+    assert Choice((exact, slow), Profile(4), 0.0).of_accuracy == ""
+    assert "(2): what that costs in accuracy is not in their times" in (
+        Choice((exact, quick), Profile(4), 0.0).of_accuracy
+    )
 
 
 def timed(plan: str, seconds: float, waited: float, lacks: str = "") -> Candidate:

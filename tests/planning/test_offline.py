@@ -285,6 +285,36 @@ def test_a_deep_model_on_a_slow_network_is_cut_into_stages() -> None:
     }
 
 
+def test_less_exact_plans_are_tried_where_they_are_allowed_and_taken_where_they_pay() -> None:
+    device = Device("cpu", 10**9, {"float32": 1e8}, 1e9)
+
+    def made(speed: float, **settings: Any) -> sm.Planned:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(2)))
+        hosts = tuple(Host(name, (device,)) for name in "abcd")
+        place = Cluster("four", hosts, network=Link("*", "*", speed, 1e-4))
+        return sm.plan(
+            model, lambda m, x: m(x).square().mean(), torch.randn(64, 64), cluster=place,
+            explained=False, **settings,
+        )  # fmt: skip
+
+    slow, fast, kinds = 1e6, 1e10, "local,compression,asynchronous"
+    exact = made(slow, plans=["data; @synchronisation=local:8"])
+    assert exact.plan.exact, "what is given is priced, and not taken"
+    assert [c.given for c in exact.candidates if not c.plan.exact] == [True]
+    assert "unless a study" in exact.explain() and exact.to_dict()["of_accuracy"]
+    allowed, best = made(slow, allow=kinds), exact.candidates[0].seconds
+    assert not allowed.plan.exact and 1.25 * allowed.candidates[0].seconds < best
+    assert {str(c.plan): c.seconds for c in exact.candidates}.items() <= {
+        str(c.plan): c.seconds for c in allowed.candidates
+    }.items(), "exact ones are what they were, and what is given is found"
+    words = {(c.plan.synchronisation, c.plan.compression) for c in allowed.candidates}
+    assert {a for a, _ in words} >= {"local:8", "stale:1", "downpour:4", "ssp:4,stale=3", "shat:4"}
+    assert {b for _, b in words} == {"none", "fp16", "int8", "powersgd:4"}
+    assert made(fast, allow=kinds).plan.exact, "where links are quick nothing is gained"
+    with pytest.raises(ValueError, match="allow 'localy'"):
+        made(slow, allow="localy")
+
+
 class Uneven(nn.Module):
     """Of layers that are cut into two stages of all rows each where memory is short."""
 

@@ -90,8 +90,9 @@ def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:
     resumed = Resumed.of(str(folder.checkpoints / "epoch-1"))
     assert resumed.folder == folder and resumed.checkpoint.name == "epoch-1"
     asked = {"workload": "w", "seed": 3, "batch_size": 8, "plan": "auto", "ranks": 2}
-    unsaid = {"adapt": False, "bf16": False, "lr_rule": "none", "warm_up": 0.0, "batches": ""}
-    assert folder.asked() == {**asked, **unsaid}, "of a run that did not say it yet"
+    unsaid = {"adapt": False, "bf16": False, "lr_rule": "none", "warm_up": 0.0}
+    texts = {"batches": "", "allow": ""}
+    assert folder.asked() == {**asked, **unsaid, **texts}, "of a run that did not say it yet"
 
 
 def test_a_damaged_run_json_is_named(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def adaptation() -> Adaptation:
         pieces=SimpleNamespace(possible=False, chosen=1),
         noise=SimpleNamespace(cut=False),
         plan=Plan.parse("data"),
+        nothing_to_adapt="",
     )
     made = Adaptation(cast(Execution, execution), lambda plan: pytest.fail("nothing is switched"))
     made.adapter = Adapter(Profile(2))
@@ -62,3 +63,20 @@ def test_the_adapter_sees_steps_that_every_rank_has_counted(
     adaptation.restart()
     adaptation.note(0.1, 0.2, 5, 3, 0)
     assert adaptation.cost == NO_COST, "the batch is short"
+
+
+def test_steps_until_a_mean_of_parameters_count_as_one(
+    adaptation: Adaptation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four send nothing: their median would say nothing of the mean."""
+    monkeypatch.setattr(adaptation.adapter, "act", lambda run, step, to_come: None)
+    adaptation._execution.active.plan = Plan.parse("data; @synchronisation=local:4")  # type: ignore[misc]
+    costs = []
+    for step in range(8):
+        adaptation.note(0.125 + 0.5 * (step % 4 == 3), 0.5 * (step % 4 == 3), 12, step, 0)
+        costs.append(adaptation.cost)
+        adaptation.collect([NO_COST] * 3)
+    assert costs == [*[NO_COST] * 3, (125_000, 125_000)] * 2
+    adaptation.note(0.1, 0.0, 12, 9, 0)
+    adaptation.restart()
+    assert adaptation._costs == [], "another plan is in force"

@@ -8,6 +8,7 @@
     save         what lacks memory, sharded or recomputed; the search with these
     simplify     plainer relatives of the best so far
     descend      by exact prices around the best; plainer relatives again
+    vary         the best ones with less exact mathematics, where that is allowed
     choose       among all (`choice.decided`)
 
 Where several ranks decide, all call alike and one of them searches and prices for all
@@ -33,7 +34,8 @@ from synchromesh.planner.decision.memory import (
     savings,
     ways_to_save,
 )
-from synchromesh.planner.problem import Facts, PartitionCache, PlanningProblem
+from synchromesh.planner.decision.variants import demanded, variants
+from synchromesh.planner.problem import Demand, Facts, PartitionCache, PlanningProblem
 from synchromesh.planner.stages.facts import stage_demands
 from synchromesh.planner.stages.plans import stage_plans
 from synchromesh.planner.unequal import widened
@@ -78,13 +80,15 @@ def decide(
     chosen candidate may fit no device (`misfit` says why), or have no price."""
     began = time.perf_counter()
     decision = _Decision(facts, profile)
-    decision.propose(current)
+    usual = current is None or current.usual
+    decision.propose(current if usual else None)
     decision.widen()
     decision.ascertain(quick=current is not None)
     decision.save()
     decision.simplify()
     if decision.descend():
         decision.simplify()
+    decision.vary([] if usual or current is None else [current])
     candidates = decision.choose(given)
     spent = time.perf_counter() - began - decision.waited
     headroom = facts.partitions.problem.headroom
@@ -189,14 +193,30 @@ class _Decision:
         self.candidates += new
         return bool(new)
 
+    def vary(self, current: Sequence[Plan]) -> None:
+        """Plans that are allowed besides exact ones, and the one in force if it is such a one."""
+        if not self.problem.allowed.kinds:
+            return
+
+        def find() -> list[Plan]:
+            return list(
+                dict.fromkeys((*current, *variants(self.problem, decided(self.candidates))))
+            )
+
+        plans = self.facts.agreed(find, str, Plan.parse)
+        self.ask(plans, besides=demanded(self.partitions, plans))
+        self._add(c for c in self.priced(plans) if c.time is not None or c.plan in current)
+
     def choose(self, given: Sequence[Candidate]) -> list[Candidate]:
         """All candidates, the chosen one first; of plans on some ranks those that have a price."""
         guessed = [p for p in self.wider if p.ranks is not None]
         made = [c for c in self.candidates if c.time is not None or c.plan not in guessed]
         made = [with_pieces(c, self.partitions) for c in (*made, *given)]
-        if other := other_pieces(decided(made)[0], self.partitions):  # for adapt/trials.py
+        allowed = self.problem.allowed
+        if other := other_pieces(decided(made, allowed)[0], self.partitions):  # adapt/trials.py
             made += self.priced([other])
-        return decided([*{c.plan: c for c in made}.values(), *refused(self.problem)])
+        every = [*{c.plan: c for c in made}.values(), *refused(self.problem)]
+        return decided(every, allowed)
 
     @cached_property
     def uniform(self) -> UniformPartitions:
@@ -205,16 +225,20 @@ class _Decision:
     def ask(
         self, plans: Sequence[Plan] = (), ranks: Sequence[int] | None = None, rows: int = 0,
         quick: bool = False, others: Iterable[Partition] | None = None,
+        besides: Iterable[Demand] = (),
     ) -> None:  # fmt: skip
-        """Adds the facts of plans, and of `others`, partitions in one micro-batch."""
+        """Adds the facts of plans, of `others`, partitions in one micro-batch, and `besides` of
+        collectives that these do not say."""
         began = time.perf_counter()
         asked = {} if others is None else {1: [*others]}
         for plan in plans:
             asked.setdefault(plan.micro_batches, []).extend(self.partitions.possible([plan]))
+        more = [*besides]
         for parts, possible in asked.items():
             self.profile = self.facts.profile(
-                possible, self.profile, ranks, rows=rows, quick=quick, micro_batches=(parts,)
-            )
+                possible, self.profile, ranks, rows=rows, quick=quick, besides=more,
+                micro_batches=(parts,),
+            )  # fmt: skip
         self.waited += time.perf_counter() - began
 
     def priced(self, plans: Sequence[Plan]) -> list[Candidate]:
