@@ -57,6 +57,8 @@ def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
         failures, price, options.spot(args, price),
     )  # fmt: skip
     if args.profile:
+        if args.allow:
+            raise ValueError("--allow is of a TARGET, not of a --profile, whose plans are exact")
         profile, _ = layers(args)
         asked = replace(asked, goal=args.to and goal(args))
         made = simulation.simulate_layers(
@@ -70,7 +72,7 @@ def _made(args: argparse.Namespace, say: "Say") -> "Simulated":
         stand_in(workload), workload.loss, workload.example(), cluster=cluster, plans=plans,
         workload=args.target, optimizer=workload.build_optimizer, memory=args.memory,
         headroom=args.headroom, autocast=options.precision(args.bf16), carry=workload.carry,
-        say=say, **vars(asked),
+        allow=args.allow, say=say, **vars(asked),
     )  # fmt: skip
 
 
@@ -167,7 +169,7 @@ COMMAND = command(
     option("--plan", type=several, default=["auto"], metavar="PLANS",
            help="one, or several by commas"),
     option("--memory", type=size, metavar="SIZE", help="of a device, as 8GiB; default: its own"),
-    options.HEADROOM, options.BF16,
+    options.HEADROOM, options.ALLOW, options.BF16,
     option("--jitter", type=options.rate, default=0.0, metavar="SHARE",
            help="standard deviation of the seconds of each computation, as 0.03"),
     option("--slow", type=slow, action="append", default=[], metavar="DEVICE:SPEED",

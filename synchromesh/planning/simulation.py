@@ -16,7 +16,7 @@ from synchromesh import catalogue
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.cost.alive_bytes import held_bytes
 from synchromesh.cost.efficiency import Goal
-from synchromesh.cost.planned_step import PlannedStep
+from synchromesh.cost.planned_step import PlannedStep, exchange_seconds
 from synchromesh.cost.step_time import Recorded, StepTime, Walk, recorded
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.estimate.shared_links import SharedLinks
@@ -27,6 +27,7 @@ from synchromesh.planning.layer_profile import LayerProfile
 from synchromesh.planning.offline import MakeOptimizer, cluster_of, traced
 from synchromesh.planning.session import PlanningSession, parsed
 from synchromesh.programs.model import refuse_held
+from synchromesh.simulator.asynchronous import NO_MESSAGES, MessageSeconds
 from synchromesh.simulator.failures import (
     DAY,
     Checkpoints,
@@ -40,6 +41,7 @@ from synchromesh.simulator.replay import Variation
 from synchromesh.simulator.simulated import Failing, Scale, Simulated, SimulatedPlan, State
 from synchromesh.simulator.step import parts, simulated
 from synchromesh.trace.capture.carry import Start
+from synchromesh.values.allowance import Allowance
 from synchromesh.values.cluster import Cluster
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -108,20 +110,21 @@ def simulate(
     headroom: str | None = None, autocast: torch.dtype | None = None, carry: Start | None = None,
     variation: Variation | None = None, devices: Sequence[int] = (), scaling: Scaling = "strong",
     failures: Failures | None = None, price: HourlyPrice | None = None,
-    spot: HourlyPrice | None = None, goal: Goal | None = None, say: Say = silent,
+    spot: HourlyPrice | None = None, goal: Goal | None = None, allow: str = "", say: Say = silent,
 ) -> Simulated:  # fmt: skip
     """What `plans` do on `cluster`, walked from event to event; no device is needed.
 
     example_batch: a global batch. variation: how devices differ. devices, scaling: also on so many
     devices of the same kind, with the same rows (`strong`) or the same rows on each (`weak`).
     failures: days of training with hosts that fail. price, spot: on
-    demand and not, for dollars. goal: what training goes on to. The rest as of `sm.plan`.
+    demand and not, for dollars. goal: what training goes on to. The rest as of `sm.plan`; allow:
+    of plans that are `auto`.
     ValueError for a cluster or a plan that does not fit the other."""
     refuse_held(model, "simulate")
     place = cluster if isinstance(cluster, Cluster) else cluster_of(cluster)
     asked = Conditions(variation or Variation(), devices, scaling, failures, price, spot, goal)
     asked.check(place)
-    began = time.perf_counter()
+    began, allowed = time.perf_counter(), Allowance.parse(allow)
     rows, step = traced(model, loss, example_batch, autocast, carry, say)
     if step.opaque:
         raise ValueError(
@@ -130,9 +133,8 @@ def simulate(
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model.parameters())
 
     def on(place: Cluster, rows: int) -> PlanningSession:
-        return PlanningSession(
-            DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
-        )
+        facts = DatasheetFacts.of(step, model, made, rows, place, memory, headroom, say)
+        return PlanningSession(facts.allowing(allowed))
 
     found = _simulated(on, place, rows, plans, asked, say)
     return replace(found, workload=workload, seconds=time.perf_counter() - began)
@@ -181,6 +183,7 @@ class _Found(NamedTuple):
     planned: PlannedStep
     record: Recorded
     state: State
+    messages: MessageSeconds
 
     @property
     def seconds(self) -> float:
@@ -204,7 +207,23 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
     if known is None:
         walk(planned, profile, chosen.time.pieces)
     state = _state(planned, profile.state_factor, place.host_of)
-    return chosen, _Found(planned, known or walks[-1], state)
+    return chosen, _Found(planned, known or walks[-1], state, _messages(planned, profile))
+
+
+def _messages(planned: PlannedStep, profile: Profile) -> MessageSeconds:
+    """Of one worker and one server: what all workers' take at once follow each other on its link,
+    and a server is one of them."""
+    servers = planned.plan.sync.servers
+    workers = max(local.layout.data for local in planned.partition.components)
+
+    def every(rare: str) -> float:
+        word = f"downpour:{servers},{rare}=999999"
+        plan = replace(planned.plan, synchronisation=word)
+        return exchange_seconds(replace(planned, plan=plan), profile) / max(1, workers - 1)
+
+    if not (planned.plan.sync.asynchronous and servers):
+        return NO_MESSAGES
+    return MessageSeconds(every("fetch"), every("push"))
 
 
 def _chosen(session: PlanningSession, plan: Plan, walk: Walk) -> tuple[Candidate, Profile | None]:
@@ -226,7 +245,7 @@ def _walked(
     chosen, found = _recorded(session, plan)
     if found is None:
         return SimulatedPlan(chosen.plan, rows, None, fits=False, reason=chosen.reason)
-    step = simulated(found.planned, found.record, variation)
+    step = simulated(found.planned, found.record, variation, found.messages)
     peaks = tuple(float(m.peak) for m in chosen.memory)
     return SimulatedPlan(chosen.plan, rows, step, peaks, chosen.fits, chosen.reason, found.state)
 

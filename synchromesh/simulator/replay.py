@@ -7,7 +7,7 @@ where the step lets them meet:
     computation   clock += seconds x factor
     collective    begins when the last device of its group has come, and takes what it took
     message       reaches the devices of the same rows
-    step          the last clock + update
+    step          the last clock + update; of workers that train alone, that of each
 
     factor  =  (1 + jitter x Z) / speed of the device        Z: normal, of each action; at least 0
 
@@ -71,21 +71,38 @@ class Replay:
 
     def seconds(self) -> Floats:
         """Of each drawn step."""
+        last: Floats = np.max([ends.max(axis=1) for ends in self._ends()], axis=0) + self._rest
+        return last
+
+    def worker_seconds(self, workers: Sequence[Sequence[int]]) -> Floats:
+        """Of each drawn step of each worker, (draws, workers), without what workers send each
+        other. workers: of each device group, the worker that each of its devices is of."""
+        made = np.zeros((len(self.clocks[0]), 1 + max(map(max, workers))))
+        for ends, of in zip(self._ends(), workers, strict=True):
+            for device, worker in enumerate(of):
+                made[:, worker] = np.maximum(made[:, worker], ends[:, device])
+        return made + (self._rest - self.recorded.time.exchanged)
+
+    @property
+    def _rest(self) -> float:
+        """What a step takes besides: calls, and exchanges behind its end."""
+        time = self.recorded.time
+        return time.seconds - time.forward - time.backward - time.update
+
+    def _ends(self) -> list[Floats]:
+        """The ends of drawn steps of each device group, (draws, devices)."""
         walks = [self._walk(group, spans) for group, spans in enumerate(self.recorded.groups)]
         going = dict(enumerate(walks))
         while going:
             before = len(going), sum(map(len, self._came.values()))
             going = {group: walk for group, walk in going.items() if next(walk, "end") != "end"}
             assert (len(going), sum(map(len, self._came.values()))) != before, "nothing goes on"
-        time = self.recorded.time
-        updates = self.recorded.updates
-        ends = [
-            (clock + update * self._factors(group, clock.shape)).max(axis=1)
-            for group, (clock, update) in enumerate(zip(self.clocks, updates, strict=True))
+        return [
+            clock + update * self._factors(group, clock.shape)
+            for group, (clock, update) in enumerate(
+                zip(self.clocks, self.recorded.updates, strict=True)
+            )
         ]
-        rest = time.seconds - time.forward - time.backward - time.update
-        last: Floats = np.max(ends, axis=0) + rest
-        return last
 
     def _factors(self, group: int, shape: tuple[int, ...]) -> Floats:
         drawn = np.ones(shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 from synchromesh.catalogue.prices import HourlyPrice
 from synchromesh.cost.efficiency import Goal, ToTarget, document
+from synchromesh.simulator.asynchronous import WorkersWalk
 from synchromesh.simulator.failures import FailureOutcome
 from synchromesh.simulator.step import SimulatedStep
 from synchromesh.values.cluster import Cluster
@@ -85,6 +86,16 @@ class SimulatedPlan:
         useful = self.failures.useful_share if self.failures else 1.0
         return useful * self.rows / self.step.seconds
 
+    @property
+    def workers(self) -> WorkersWalk | None:
+        """Those that go on without each other, if the plan has such."""
+        return self.step.workers if self.step else None
+
+    @property
+    def samples_per_second_apart(self) -> float | None:
+        """Of such workers, while all are under way."""
+        return self.samples_per_second * self.workers.gain if self.workers else None
+
     def useful(self, dollars: float | None) -> float | None:
         """The same of a step with its share of what failures waste; None: not known, or all is."""
         share = self.failures.useful_share if self.failures else 0.0
@@ -104,6 +115,8 @@ class SimulatedPlan:
             "dollars_per_useful_step_spot": self.useful(self.spot),
             "failures": self.failures and self.failures.to_dict(),
             "to_target": self.until and document(self.until),
+            "samples_per_second_apart": self.samples_per_second_apart,
+            **(self.workers.to_dict() if self.workers else WorkersWalk.NOTHING),
         }  # fmt: skip
 
 
@@ -175,7 +188,9 @@ class Simulated:
     def table(self) -> str:
         """A line for each plan, for each number of devices, and for each price."""
         prices = ((kind, str(price)) for kind, price in self.prices.items())
-        rows = (*self.rows(), *self.scaling_rows(), *self.target_rows(), *prices)
+        workers = [*worker_rows(self.plans)]
+        others = (*workers[len(workers) == 1 :], *self.scaling_rows(), *self.target_rows())
+        rows = (*self.rows(), *others, *prices)
         return "\n".join(" | ".join(row) for row in rows)
 
     def tables(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -184,8 +199,14 @@ class Simulated:
         what = "links" if self.source == "layer profile" else "time"
         title = f"{self.workload} on {self.cluster.name} ({self.source}, {what} {band})"
         until = f"until {self.goal.target}" if self.goal else ""
-        titles = (title, "other numbers of devices", "days with failures", until)
-        found = (self.rows(), self.scaling_rows(), failing_rows(self.plans), self.target_rows())
+        titles = (
+            title, "workers that go on without each other", "other numbers of devices",
+            "days with failures", until,
+        )  # fmt: skip
+        found = (
+            self.rows(), worker_rows(self.plans), self.scaling_rows(), failing_rows(self.plans),
+            self.target_rows(),
+        )  # fmt: skip
         tables = map(list[tuple[str, ...]], found)
         yield from (both for both in zip(titles, tables, strict=True) if len(both[1]) > 1)
 
@@ -242,6 +263,25 @@ def until_cells(batch: int, of: ToTarget) -> tuple[str, ...]:
 def _money(dollars: float | None, spot: float | None) -> str:
     told = "" if dollars is None else f"{dollars:.4g}"
     return told if spot is None else f"{told}, spot {spot:.4g}"
+
+
+def worker_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:
+    """Of the table of workers that go on without each other, its heading first."""
+    yield (
+        "plan", "steps of each", "samples/s", "until the first ends", "waiting, by worker",
+        "ages: mean", "most", "lead", "gradients by age",
+    )  # fmt: skip
+    for p in plans:
+        if (made := p.workers) is not None:
+            stale = made.staleness
+            shares = (f"{a}: {x:.0%}" for a, x in enumerate(stale.shares if stale else ()) if x)
+            yield (
+                str(p.plan), str(made.steps), f"{p.samples_per_second:.1f}",
+                f"{p.samples_per_second_apart:.1f}",
+                ", ".join(f"{share:.0%}" for share in made.waiting_shares),
+                *((f"{stale.mean:.2f}", str(stale.max), str(stale.lead)) if stale else [""] * 3),
+                ", ".join(shares),
+            )  # fmt: skip
 
 
 def failing_rows(plans: Sequence[SimulatedPlan]) -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,8 @@
     update     the optimizer's step
     host       calls and the agreement of a step
 
-The shares of these sum to 1."""
+The shares of these sum to 1. Workers that train alone meet every H steps (`local:H`), or go on
+without each other (`simulator/asynchronous.py`), on average over which a step is then."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ import numpy as np
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.cost.step_time import Recorded
 from synchromesh.cost.timeline import RecordedSpan
+from synchromesh.simulator.asynchronous import NO_MESSAGES, MessageSeconds, WorkersWalk, walk
+from synchromesh.simulator.asynchronous import TUNING as WALK
 from synchromesh.simulator.replay import Floats, Replay, Variation
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -27,11 +30,13 @@ DRAWS = 100  # steps of which quantiles are taken
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """seconds: the mean of all draws, of which `drawn` has each."""
+    """seconds: the mean of all draws, of which `drawn` has each. workers: of those that go on
+    without each other."""
 
     recorded: Recorded
     drawn: Floats
     parts: Mapping[str, float] = field(default_factory=dict)
+    workers: WorkersWalk | None = None
 
     @property
     def seconds(self) -> float:
@@ -48,12 +53,44 @@ class SimulatedStep:
         return {name: seconds / total if total else 0.0 for name, seconds in self.parts.items()}
 
 
-def simulated(planned: PlannedStep, made: Recorded, variation: Variation) -> SimulatedStep:
-    """The recorded step on devices that differ; where they do not, one draw says it."""
+def simulated(
+    planned: PlannedStep, made: Recorded, variation: Variation,
+    messages: MessageSeconds = NO_MESSAGES,
+) -> SimulatedStep:  # fmt: skip
+    """The recorded step on devices that differ; where they do not, one draw says it. messages: of
+    workers that go on without each other."""
     ranks = [[planned.ranks[p] for p in its] for its in planned.positions]
-    draws = DRAWS if variation.jitter else 1
-    drawn = Replay(made, ranks, variation, draws).seconds()
+    sync, alike = planned.plan.sync, not variation.jitter
+    together = 1 if alike else max(1, sync.steps)  # steps from one meeting to the next
+    draws = 1 if alike else together * max(1, DRAWS // together)
+    replay = Replay(made, ranks, variation, draws)
+    if not sync.alone:
+        drawn = replay.seconds()
+        return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))
+    own = replay.worker_seconds(_workers(planned))
+    if sync.asynchronous:
+        steps = WALK.of(own.shape[1], sync.servers)
+        return _asynchronous(made, walk(sync, np.resize(own, (steps, own.shape[1])), messages))
+    met = own.reshape(-1, together, own.shape[1]).sum(axis=1).max(axis=1) / together
+    drawn = met + made.time.exchanged
     return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))
+
+
+def _workers(planned: PlannedStep) -> list[list[int]]:
+    """The data index of each device, by group."""
+    firsts = (planned.components(group)[0] for group in range(len(planned.positions)))
+    layouts = (planned.partition.components[i].layout for i in firsts)
+    by_group = zip(layouts, planned.positions, strict=True)
+    return [[layout.data_index(p) for p in its] for layout, its in by_group]
+
+
+def _asynchronous(made: Recorded, walked: WorkersWalk) -> SimulatedStep:
+    """A step of each worker, on average over the walk."""
+    seconds, own = walked.seconds / walked.steps, float(np.mean(walked.computed)) / walked.steps
+    alone, into = made.time.seconds - made.time.exchanged, parts(made, seconds)
+    into["traffic"] += seconds - own - made.time.exchanged
+    into["slower"] = own - alone if abs(own - alone) > 1e-9 * own else 0.0
+    return SimulatedStep(made, np.array([seconds]), into, walked)
 
 
 def parts(made: Recorded, seconds: float) -> dict[str, float]:
@@ -68,11 +105,11 @@ def parts(made: Recorded, seconds: float) -> dict[str, float]:
     traffic, slower = sum(map(_moving, waits)), seconds - time.seconds
     return {
         "compute": sum(span.end - span.begin for span in last if span.what == "compute"),
-        "traffic": traffic,
+        "traffic": traffic + time.exchanged,
         "bubble": max(0.0, sum(span.end - span.begin for span in waits) - traffic),
         "slower": slower if abs(slower) > 1e-9 * seconds else 0.0,  # what adding up leaves
         "update": time.update,
-        "host": time.seconds - time.forward - time.backward - time.update,
+        "host": time.seconds - time.forward - time.backward - time.update - time.exchanged,
     }
 
 

@@ -32,9 +32,11 @@ from synchromesh.engine.shared_memory import SharedMemory
 from synchromesh.engine.update_server import ServedRecord
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.outer_step import OuterStep
+from synchromesh.values.fields import to_plain
 from synchromesh.values.holding import Holding, averaged
 from synchromesh.values.optimizer import elementwise, hooked
 from synchromesh.values.plan import Plan
+from synchromesh.values.staleness import Staleness
 
 
 class Workers:
@@ -248,9 +250,7 @@ class Workers:
         self._in_common = []
 
     def staleness(self) -> dict[str, Any] | None:
-        """Of the gradients that servers stepped by: how many updates of others came between what
-        each was computed on and its own; `lead`: steps that a worker was ahead of the slowest when
-        a gradient of it came, at most.
+        """Of the gradients that servers stepped by (`values/staleness.py`).
         None where there are none. All ranks call alike."""
         if not self._served_by:
             return None
@@ -263,12 +263,8 @@ class Workers:
         for its, most in self._state.world.everyone.all_gather_json(own):
             ages.update(dict(its))
             lead = max(lead, most)
-        count = sum(ages.values())
-        return {
-            "mean": sum(age * n for age, n in ages.items()) / count if count else 0.0,
-            "max": max(ages, default=0), "lead": lead,
-            "histogram": [ages[age] for age in range(max(ages, default=-1) + 1)],
-        }  # fmt: skip
+        stale: dict[str, Any] = to_plain(Staleness.of(ages, lead))
+        return stale
 
     @property
     def _records(self) -> list[ServedRecord]:

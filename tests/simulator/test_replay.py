@@ -6,18 +6,21 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import norm
+from torch import nn
 
 from synchromesh import catalogue
 from synchromesh.cost.step_time import Recorded, StepTime, recorded
 from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
 from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
+from synchromesh.planning.simulation import simulate
 from synchromesh.simulator.replay import Replay, Variation
 from synchromesh.simulator.step import simulated, trace_events
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Pattern
-from tests.estimate.sessions import session_of, stack
+from tests.estimate.sessions import loss, session_of, stack
 
 
 @cache
@@ -122,3 +125,31 @@ def test_shares_of_a_step_sum_to_one() -> None:
         events = json.loads(trace_events(step, asked.problem.step.chain.names))["traceEvents"]
         ends = [1e-6 * (e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
         assert max(ends) <= made.time.seconds * (1 + 1e-9)
+
+
+WORDS = ("every-step", "server:2", "stale:1", "local:8", "downpour:2", "ssp:2,stale=1", "hogwild")
+
+
+def test_seconds_of_all_words_go_into_parts() -> None:
+    """One device of four is at half its speed, in steps that scatter."""
+    made = {
+        word: simulate(
+            nn.Sequential(*stack(64)), loss, torch.zeros(64, 64), cluster="v100x4-ethernet25",
+            plans=[f"data; @synchronisation={word}"],
+            variation=Variation(jitter=0.2, speeds={3: 0.5}),
+        ).plans[0]
+        for word in WORDS
+    }  # fmt: skip
+    for word, plan in made.items():
+        assert plan.step is not None, plan.reason
+        assert sum(plan.step.parts.values()) == pytest.approx(plan.step.seconds), word
+        assert min(plan.step.parts.values()) >= 0.0, (word, plan.step.parts)
+        document = plan.to_dict()
+        apart = word.startswith(("downpour", "ssp", "hogwild"))
+        assert bool(document["waiting_shares"]) == apart
+        assert bool(document["staleness"]) == (apart and word != "hogwild")
+    rates = {word: plan.samples_per_second for word, plan in made.items()}
+    assert rates["local:8"] > rates["every-step"], "others are waited for every eighth step"
+    quick = {w: p.samples_per_second_apart for w, p in made.items() if p.workers}
+    assert quick["downpour:2"] > 1.2 * rates["every-step"], "nobody waits for the slow one"
+    assert quick["ssp:2,stale=1"] < quick["downpour:2"] < quick["hogwild"]
