@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synchromesh.report import curves, memory, predictions, scaling, steps, strips, times
+from synchromesh.report import (
+    curves,
+    memory,
+    predictions,
+    scaling,
+    staleness,
+    steps,
+    strips,
+    times,
+)
 from synchromesh.report.answer import answer
 from synchromesh.report.drawing import SharedStyles
 from synchromesh.report.figure import PageFigure, Section, Subject
@@ -23,6 +32,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[Subject], Iterator[PageFigure]], str],
     ("communication", "Computation and communication", times.communication, SHARES),
     ("metrics", "Accuracy", curves.figures,
      "Only speed was measured: no run evaluated a metric on validation data."),
+    ("workers", "Workers that go on without each other", staleness.figures,
+     "No run let servers step by each worker's gradient when it came."),
     ("memory", "Memory", memory.figures, "Peak memory was not measured."),
     ("layouts", "Layouts", strips.figures,
      "No run is under a plan of ours that says the layout of each component."),

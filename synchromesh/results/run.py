@@ -8,6 +8,7 @@ from statistics import quantiles
 from typing import ClassVar, Literal
 
 from synchromesh.values.memory_by_kind import MemoryByKind
+from synchromesh.values.staleness import Staleness
 
 Status = Literal["done", "failed"]
 
@@ -133,6 +134,7 @@ class RunResult:
     predicted              nothing was run: all figures are predictions
     cluster                what it ran on or is predicted for, in words, where a study has several;
                            runs of different ones are not compared
+    staleness              of gradients that came to servers one by one
     trace                  the file with the trace of its recorded steps, beside the document"""
 
     WARM_UP_STEPS: ClassVar = 13  # are not timed: twelve may be trials (engine/pieces.py)
@@ -174,6 +176,7 @@ class RunResult:
     emulated: bool = False
     predicted: bool = False
     cluster: str = ""
+    staleness: Staleness | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("devices", 1), ("batch", 0), ("timed_steps", 0)):

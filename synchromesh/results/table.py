@@ -63,6 +63,7 @@ COLUMNS: Mapping[str, Column] = {
     "peak_memory_bytes": _peak("total"),
     **{f"peak_{STORED_KINDS.get(k, k)}_bytes": _peak(k) for k in vars(MemoryByKind())},
     "sent_bytes_per_step_most": lambda run: max(run.sent_bytes_per_step, default=None),
+    **{f"staleness_{x}": _inside("staleness", x) for x in ("mean", "max", "lead")},
     **_fields("predicted_step_seconds", "predicted_peak_bytes", "seconds", "dollars"),
     "target": _inside("to_target", "target"),
     **{f"target_{x}": _inside("to_target", x) for x in ("epochs", "seconds", "dollars")},

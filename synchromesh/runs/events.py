@@ -12,6 +12,7 @@ from synchromesh.runs.spans import Recording
 from synchromesh.values import document
 from synchromesh.values.fields import Within, of_plain, to_plain
 from synchromesh.values.memory_by_kind import MemoryByKind
+from synchromesh.values.staleness import Staleness
 
 Count = Annotated[int, Within(0, 2**40)]
 Positive = Annotated[int, Within(1, 2**40)]
@@ -332,6 +333,8 @@ class RunStopped(RunEvent, name="stop"):
 
 
 class RunEnded(RunEvent, name="end"):
-    """The last thing that a run says; plan: the last one, None of rivals of ours."""
+    """The last thing that a run says; plan: the last one, None of rivals of ours. staleness: None
+    but of plans whose servers step by each worker's gradient when it comes."""
 
     plan: str | None = None
+    staleness: Staleness | None = None

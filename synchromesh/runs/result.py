@@ -73,6 +73,7 @@ def run_result(
         metrics=metrics, seconds=metrics[-1].seconds if metrics else None,
         predicted_step_seconds=predicted.step_seconds, predicted_peak_bytes=predicted.peak_bytes,
         layouts=layouts,
+        staleness=next((e.staleness for e in reversed(of_kind(RunEnded, events))), None),
     )  # fmt: skip
 
 

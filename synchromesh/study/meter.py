@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -79,10 +79,10 @@ class Meter:
         )  # fmt: skip
         self._epoch_began = self.seconds
 
-    def finish(self, plan: str | None) -> None:
+    def finish(self, plan: str | None, staleness: Mapping[str, Any] | None = None) -> None:
         if self._steps and self._watch() is None:
             self._end_turn()
-        self.say(RunEnded(plan=plan))
+        self.say(RunEnded.saying({"plan": plan, "staleness": staleness}))
 
     def _watch(self) -> TurnWatch | None:
         return self.watches.get(self._turn.mode)

@@ -16,8 +16,8 @@ def train(job: CellJob, meter: Meter) -> None:
     first = job.plans[0] if len(job.plans) == 1 else "data"
     fit(
         job.workload(), first, epochs=job.epochs, steps=None if job.epochs else Meter.ENDLESS,
-        seed=job.cell.seed, autocast=job.autocast, on_event=_Reporter(job, meter).take,
-        stop=lambda: meter.over,
+        seed=job.cell.seed, autocast=job.autocast, allow=job.allow, stop=lambda: meter.over,
+        on_event=_Reporter(job, meter).take,
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ class _Reporter:
             case Decision() if event.switched and event.measured_after is None:
                 self._switched(event)
             case events.Finished():
-                self.meter.finish(str(event.trainer.plan))
+                self.meter.finish(str(event.trainer.plan), event.result.staleness)
 
     def _started(self, trainer: Trainer) -> None:
         self.trainer, world, meter = trainer, trainer.world, self.meter

@@ -17,7 +17,9 @@ from synchromesh.results.run import (
     TimelineSpan,
 )
 from synchromesh.results.study import StudyMachine, StudyResults, StudySettings
+from synchromesh.study.strategy import NAMED
 from synchromesh.values.memory_by_kind import MemoryByKind
+from synchromesh.values.staleness import Staleness
 
 OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 RIVALS = ("ddp", "fsdp2")
@@ -73,6 +75,28 @@ def minimal() -> StudyResults:
                      "synchromesh compare digits/cnn --strategies data,auto --steps 30 -o study/",
                      StudyMachine("cpu", 2), runs,
                      StudySettings(("data", "auto"), (2,), (64,), (0,)))
+    )  # fmt: skip
+
+
+def asynchronous() -> StudyResults:
+    """All sum gradients, servers step by each of them, and gradients are compressed."""
+    stale = Staleness(2.0, 3, 2, (10, 20, 30, 40)), Staleness(1.5, 2, 1, (0, 50, 50))
+    of = {"data": None, "downpour": stale[0], "ssp": stale[1], "int8": None}
+    runs = tuple(
+        RunResult("digits/cnn", name, 4, 64, 0, "done", NAMED.get(name, name),
+                  step_seconds=Quartiles(0.02, 0.019, 0.021), timed_steps=60, staleness=known,
+                  samples_per_second=3200.0 + i, sent_bytes_per_step=(800 - i, 400, 400, 400),
+                  communication_share=CommunicationShares(0.25 - i / 100, 0.1),
+                  computation_share=0.5, waiting_share=0.05,
+                  to_target=Reached("accuracy=0.9", 2, 3.0 + i),
+                  metrics=tuple(Epoch(e, 30 * e, 0.6 * e, 0.5, {"accuracy": 0.9 + i / 100})
+                                for e in (1, 2)))
+        for i, (name, known) in enumerate(of.items())
+    )  # fmt: skip
+    return derive(
+        StudyResults("digits/cnn", "2026-11-27T12:00:00+00:00",
+                     "synchromesh compare digits/cnn --strategies data,downpour,ssp,int8 -o study",
+                     StudyMachine("cpu", 2), runs, StudySettings(tuple(of), (4,), (64,), (0,)))
     )  # fmt: skip
 
 

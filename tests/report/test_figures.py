@@ -5,14 +5,24 @@ from statistics import median
 
 import pytest
 
-from synchromesh.report import curves, memory, predictions, scaling, steps, strips, times
+from synchromesh.report import (
+    curves,
+    memory,
+    predictions,
+    scaling,
+    staleness,
+    steps,
+    strips,
+    times,
+)
 from synchromesh.report.figure import PageFigure, Subject
-from synchromesh.report.numbers import plain, seconds, share, size
+from synchromesh.report.numbers import NONE, plain, seconds, share, size
 from synchromesh.report.page import SECTIONS
 from synchromesh.report.palette import marks
 from synchromesh.report.summary import summary
 from synchromesh.results.groups import comparisons
 from synchromesh.results.run import RunResult
+from synchromesh.results.study import StudyResults
 from tests.report import sample
 
 STUDY = sample.full()
@@ -48,6 +58,23 @@ def test_every_table_has_as_many_cells_as_columns() -> None:
         for figure in figures(SUBJECT):
             assert figure.alternative and figure.table.rows
             assert {len(r) for r in figure.table.rows} == {len(figure.table.columns)}
+
+
+def test_ages_stand_beside_what_all_send_wait_for_and_reach() -> None:
+    study = sample.asynchronous()
+    subject = Subject(comparisons(study)[0], marks(r.strategy for r in study.runs), "name")
+    (figure,) = staleness.figures(subject)
+    assert {len(r) for r in figure.table.rows} == {len(figure.table.columns)}
+    assert [r[0] for r in figure.table.rows] == ["data", "downpour", "ssp", "int8"]
+    assert row(figure, "ssp", "4") == {
+        "strategy": "ssp", "devices": "4", "mean age": "1.50", "most": "2",
+        "most steps ahead": "1", "sent in a step, most": size(798), "samples/s": plain(3202),
+        "waiting, exposed": "23.0 %", "accuracy at the end": "0.9200", "to target": seconds(5.0),
+    }  # fmt: skip
+    assert row(figure, "data", "4")["mean age"] == row(figure, "int8", "4")["most"] == NONE
+    assert "downpour: 2.00, ssp: 1.50" in figure.alternative
+    assert StudyResults.from_dict(study.to_dict(), "study") == study
+    assert not [*staleness.figures(SUBJECT)], "nobody was stale"
 
 
 def test_where_nothing_was_measured_there_is_no_figure() -> None:
