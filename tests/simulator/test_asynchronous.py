@@ -1,5 +1,7 @@
 """Workers that go on without each other: pictures with exact numbers, and laws."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,18 @@ def test_one_that_is_slow_all_the_time_is_waited_for_at_the_end() -> None:
     assert made.waiting_shares == (0.75, 0.75, 0.75, 0.0)
     alone = walked("hogwild", [1.0, 2.0])
     assert alone.to_dict()["staleness"] is None and alone.seconds == 80
+
+
+@pytest.mark.parametrize(
+    ("word", "age", "lead"), [("downpour:1", 2.75, 7), ("ssp:1,stale=3", 5.41, 3)]
+)
+def test_ages_are_those_of_a_run(word: str, age: float, lead: int) -> None:
+    """`train digits/cnn --nproc 4 --steps 100` on two busy cores, whose four epochs have 25 steps."""
+    draw, ages, most = np.random.default_rng(0), Counter[int](), 0
+    for _ in range(4):
+        computing = 0.07 * np.maximum(1 + 0.3 * draw.standard_normal((25, 4)), 0.05)
+        made = walk(Synchronisation.parse(word), computing, MessageSeconds(5e-4, 5e-4))
+        ages.update(made.ages)
+        most = max(most, made.lead)
+    assert sum(a * n for a, n in ages.items()) / ages.total() == pytest.approx(age, rel=0.05)
+    assert ages.total() == 400 and most <= lead
