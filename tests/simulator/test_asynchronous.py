@@ -78,7 +78,7 @@ def test_one_that_is_slow_all_the_time_is_waited_for_at_the_end() -> None:
     ("word", "age", "lead"), [("downpour:1", 2.75, 7), ("ssp:1,stale=3", 5.41, 3)]
 )
 def test_ages_are_those_of_a_run(word: str, age: float, lead: int) -> None:
-    """`train digits/cnn --nproc 4 --steps 100` on two busy cores, whose four epochs have 25 steps."""
+    """`train digits/cnn --nproc 4 --steps 100` on two busy cores: four epochs of 25 steps."""
     draw, ages, most = np.random.default_rng(0), Counter[int](), 0
     for _ in range(4):
         computing = 0.07 * np.maximum(1 + 0.3 * draw.standard_normal((25, 4)), 0.05)
