@@ -126,7 +126,8 @@ def _affordable(
     """The first ones, whose trials take no more than `left` seconds. now: seconds of a step."""
     kept = list[Candidate]()
     for candidate in candidates:
-        steps = LIMITS.settle + _counted(now)
+        together = max(1, candidate.plan.sync.steps)  # that count as one, under `local:H`
+        steps = (LIMITS.settle + _counted(now)) * together
         left -= steps * max(now, candidate.seconds) + 2 * move(candidate.plan)
         if left < 0:
             break

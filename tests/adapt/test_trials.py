@@ -85,6 +85,14 @@ def test_trials_take_a_small_share_of_the_run() -> None:
     assert trained(PREDICTED, taken, move=100.0) == []
 
 
+def test_steps_that_count_as_one_are_so_many_of_the_run() -> None:
+    local = {"data": 1.0, "data; @synchronisation=local:8": 1.05}
+    taken = {"data": 1.0, "data; @synchronisation=local:8": 0.5}
+    each = 8 * STEPS * 1.05 / TUNING.share
+    assert len(trained(local, taken, steps=int(each) + TUNING.steps + 1)) == 1
+    assert not trained(local, taken, steps=int(each) - 1)
+
+
 def test_short_steps_are_counted_longer() -> None:
     """Outliers in five steps of 2 ms decide nothing: a trial lasts as long as its steps tell."""
     trials = Trials([candidate("data", 0.002), candidate("tensor", 0.0021)])
