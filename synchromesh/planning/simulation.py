@@ -211,15 +211,13 @@ def _recorded(session: PlanningSession, plan: Plan) -> tuple[Candidate, _Found |
 
 
 def _messages(planned: PlannedStep, profile: Profile) -> MessageSeconds:
-    """Of one worker and one server: what all workers' take at once follow each other on its link,
-    and a server is one of them."""
+    """Of one worker and one server, of which each has an equal part."""
     servers = planned.plan.sync.servers
-    workers = max(local.layout.data for local in planned.partition.components)
 
     def every(rare: str) -> float:
         word = f"downpour:{servers},{rare}=999999"
         plan = replace(planned.plan, synchronisation=word)
-        return exchange_seconds(replace(planned, plan=plan), profile) / max(1, workers - 1)
+        return exchange_seconds(replace(planned, plan=plan), profile) / servers
 
     if not (planned.plan.sync.asynchronous and servers):
         return NO_MESSAGES

@@ -7,7 +7,7 @@ their gradients are.
 What a worker does at the end of a step is what `engine/asynchronous.py` does. A message takes a
 link out of its sender and one into its receiver, whole, as soon as both are free and in the order
 in which messages were sent: those of all workers follow each other on the link of a server. A
-server is a worker as well, and has no message from itself. All make as many steps, and then meet.
+server that is a worker as well has no message from itself. All make as many steps, and then meet.
 
     age of a gradient    updates of others between its worker's last fetch and its own update
     lead                 steps of a worker that pushes, less those of the slowest, at most"""
@@ -110,17 +110,23 @@ class WorkersWalk:
         }  # fmt: skip
 
 
-def walk(sync: Synchronisation, computing: Floats, messages: MessageSeconds) -> WorkersWalk:
-    """computing: seconds of each step of each worker, (steps, workers)."""
-    return _WorkersWalk(sync, computing, messages).run()
+def walk(
+    sync: Synchronisation, computing: Floats, messages: MessageSeconds, dedicated: bool = False
+) -> WorkersWalk:
+    """computing: seconds of each step of each worker, (steps, workers). dedicated: whether servers
+    are other ranks."""
+    return _WorkersWalk(sync, computing, messages, dedicated).run()
 
 
 class _WorkersWalk:
-    def __init__(self, sync: Synchronisation, computing: Floats, messages: MessageSeconds) -> None:
+    def __init__(
+        self, sync: Synchronisation, computing: Floats, messages: MessageSeconds, dedicated: bool
+    ) -> None:
         self.sync, self.computing, self.messages = sync, computing, messages
         self.steps, self.count = computing.shape
         servers, workers = range(min(sync.servers, TUNING.servers)), range(self.count)
         self.servers, self.each = servers, sync.servers / max(1, len(servers))
+        self.places = [server + self.count * dedicated for server in servers]  # among all links
         self.now, self._events, self._order = 0.0, list[tuple[float, int, _Then]](), 0
         self._queues = defaultdict[_Link, dict[int, _Message]](dict)  # what is not yet under way
         self._busy = set[_Link]()
@@ -202,7 +208,7 @@ class _WorkersWalk:
             if pushes:
                 come = partial(self._pushed, worker, server, step - 1, asked)
                 taken = self.each * self.messages.push, self.messages.push
-                self._send(("out", worker), ("in", server), taken, come)
+                self._send(("out", worker), ("in", self.places[server]), taken, come)
             elif asked:
                 self._at(self.now, asked)
         if not self._left[worker]:
@@ -235,7 +241,8 @@ class _WorkersWalk:
             self._base[server][worker], self._own[server][worker] = self._version[server], 0
             self._told[server][worker] = seen
             taken = self.messages.fetch, self.each * self.messages.fetch
-            self._send(("out", server), ("in", worker), taken, partial(self._came, worker))
+            out: _Link = ("out", self.places[server])
+            self._send(out, ("in", worker), taken, partial(self._came, worker))
 
     def _came(self, worker: int) -> None:
         """One of the messages that a worker waits for is there."""

@@ -69,8 +69,11 @@ def simulated(
         return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))
     own = replay.worker_seconds(_workers(planned))
     if sync.asynchronous:
+        dedicated = len(planned.plan.servers or ())  # the first data indices, without rows
+        own = own[:, dedicated:]
         steps = WALK.of(own.shape[1], sync.servers)
-        return _asynchronous(made, walk(sync, np.resize(own, (steps, own.shape[1])), messages))
+        computing = np.resize(own, (steps, own.shape[1]))
+        return _asynchronous(made, walk(sync, computing, messages, dedicated > 0))
     met = own.reshape(-1, together, own.shape[1]).sum(axis=1).max(axis=1) / together
     drawn = met + made.time.exchanged
     return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))

@@ -42,6 +42,9 @@ def test_a_server_s_link_has_one_message_after_another() -> None:
     made = walked("downpour:1", [1.0] * 4, 10, MessageSeconds(1.0, 1.0))
     assert made.seconds == 10 * 3 + 2
     assert made.waiting_shares[0] == pytest.approx(1 - 10 / 32)
+    computing = np.ones((10, 4))
+    apart = walk(Synchronisation.parse("downpour:1"), computing, MessageSeconds(1.0, 1.0), True)
+    assert apart.seconds == 10 * 4 + 2, "a server of its own has all four"
     crowded = walked("downpour:1", [0.0] * 8, 10, MessageSeconds(1.0, 0.5))
     assert 10 * 7 <= crowded.seconds < 10 * 7 + 1, "what comes in is all that it waits for"
     spread = walked("downpour:8", [0.0] * 8, 10, MessageSeconds(1.0 / 8, 0.5 / 8))
