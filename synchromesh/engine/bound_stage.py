@@ -11,6 +11,7 @@ from torch import Tensor
 from synchromesh.engine.absent import isolated
 from synchromesh.programs.walk import Walk, pauses, walking
 from synchromesh.trace import meta
+from synchromesh.trace.nodes import all_arguments
 from synchromesh.trace.partition.division import divided
 from synchromesh.trace.partition.local import (
     LocalComponent,
@@ -20,6 +21,7 @@ from synchromesh.trace.partition.local import (
     exchange_of,
     shortened,
 )
+from synchromesh.trace.partition.sparse import sparse
 from synchromesh.trace.step import Step
 from synchromesh.values.exchange import Border, Exchange, border
 from synchromesh.values.holding import Holding
@@ -129,7 +131,7 @@ class Binding:
         }
 
     def _component(self, number: int) -> BoundComponent:
-        local = self.partition.components[number]
+        local = sparse(self.partition.components[number], self._sparse)
         layout, names = local.layout, (*local.parameters, *local.buffers)
         fetches = tuple(exchange_of(self.partition, local, item) for item in local.inputs)
         constants = [self.step.constants[value.name] for value in local.constants]
@@ -152,6 +154,13 @@ class Binding:
             if self.holdings[name].partial_gradient
         ]
         return tuple((i, str(used)) for i, used in placements if used.kind != "r")
+
+    @cached_property
+    def _sparse(self) -> set[str]:
+        """The names of parameters whose gradients stay sparse where the model asks for that."""
+        assert self.step.graph is not None
+        asked = (all_arguments(n)["weight"] for n in self.step.graph.nodes if meta.sparse(n))
+        return {n for n in map(meta.name, asked) if n and self.holdings[n].own_gradient}
 
     @cached_property
     def _changed(self) -> set[str]:

@@ -114,9 +114,12 @@ class GradientSync:
     where a group is one rank nothing is copied. When a parameter gets data of another shape,
     `close` and make another."""
 
-    def __init__(self, parameters: Sequence[Summed], *, late: bool = False) -> None:
+    def __init__(
+        self, parameters: Sequence[Summed], *, late: bool = False, sparse: bool = False
+    ) -> None:
         """late: buckets start in `finish`, or when a backward is over: when no other collective of
-        backward is under way."""
+        backward is under way. sparse: whether gradients that are not summed may be."""
+        self._sparse = sparse
         self._alone = [p.parameter for p in parameters if p.group.size == 1]
         shared = [p for p in parameters if p.group.size > 1]
         filled = buckets.fill(shared, lambda item: item.kind, lambda item: item.size)
@@ -209,7 +212,7 @@ class GradientSync:
             if ahead is not None:
                 ahead(parameters)
         for p in self._alone:
-            if p.grad is not None and p.grad.is_sparse:
+            if p.grad is not None and p.grad.is_sparse and not self._sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
         self._scale(self._alone)
 

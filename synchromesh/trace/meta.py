@@ -52,6 +52,7 @@ irregular = MetaEntry[Any]("irregular", None)  # see `why_irregular`; a tuple wh
 coupling = MetaEntry[str]("coupling", "")  # a clause: the node makes rows depend on each other
 reported = MetaEntry[bool]("reported", False)  # nothing but what a loss reports needs it
 grouped = MetaEntry[bool]("grouped", False)  # what rows were reduced to says where groups end
+sparse = MetaEntry[bool]("sparse", False)  # an embedding whose gradient is asked for as few rows
 
 # -- of a local graph's placeholders
 of_rows = MetaEntry[bool]("of_rows", False)  # what rows, or their number, enter

@@ -26,7 +26,7 @@ from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.caution import caution
 from synchromesh.values.holding import Holding, holdings
 from synchromesh.values.layout import Layout, leaf_layout_at
-from synchromesh.values.optimizer import coupled
+from synchromesh.values.optimizer import coupled, needs_sparse
 from synchromesh.values.plan import Plan
 from synchromesh.values.unsupported import refuse_apart, unsupported
 
@@ -228,6 +228,13 @@ class PlanCheck:
     def _refuse_optimizer(self, placed: Mapping[str, Holding]) -> None:
         sharded = [n for n, h in placed.items() if h.placement.sharded or h.parted]
         check_optimizer(self._optimizer, bool(sharded))
+        summed = (n for n, h in placed.items() if h.tensor.trained and not h.own_gradient)
+        if needs_sparse(self._optimizer) and (name := next(summed, "")):
+            raise ValueError(
+                "the optimizer SparseAdam takes sparse gradients alone, which ranks do not sum, "
+                f"and under this plan they sum that of {name}: train on one rank, or under "
+                "@synchronisation=hogwild, or use AdamW"
+            )
         for name in sharded:
             self._state.optimizer_state.refuse_pieces(name)
 

@@ -22,6 +22,7 @@ from synchromesh.trace.partition.local import users_of
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.losses import NamedLosses
 from synchromesh.values.boxes import local_shape
+from synchromesh.values.optimizer import takes_sparse
 
 
 class GradientSums:
@@ -56,7 +57,7 @@ class GradientSums:
         this rank keeps a part. leaves: what has gradients."""
         self._leaves = leaves
         trained = {turn.optimizer: turn.trained for turn in self._losses.turns}
-        self._syncs = {o: self._sync(active, names, whole) for o, names in trained.items()}
+        self._syncs = {o: self._sync(o, active, names, whole) for o, names in trained.items()}
         world, described = self._state.world, self._state.model.described
         owed, self._owed = self._owed, {}
         for name, have in self._owing.items():
@@ -143,8 +144,9 @@ class GradientSums:
         return torch.zeros(shape, dtype=dtype, device=self._state.world.device)
 
     def _sync(
-        self, active: ActivePlan, trained: Container[str] | None, whole: Mapping[str, nn.Parameter]
-    ) -> GradientSync:
+        self, optimizer: Optimizer, active: ActivePlan, trained: Container[str] | None,
+        whole: Mapping[str, nn.Parameter],
+    ) -> GradientSync:  # fmt: skip
         # batch norms of a model that runs as it is come in no order that buckets could keep
         late = active.step.opaque and self._synchronised
         # a gradient that stages share: another stage's last backward may wait for this one's
@@ -159,4 +161,4 @@ class GradientSums:
             summed.append(Summed.of(holding, leaf, whole.get(name), group, stages))
         if steps := active.plan.sync.late:
             return LateSync(summed, steps, late=late)
-        return GradientSync(summed, late=late)
+        return GradientSync(summed, late=late, sparse=takes_sparse(optimizer))

@@ -329,8 +329,8 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's shards of the gradients by name, zeros where a trained one has none."""
-        trained = ((n, p) for n, p in self.workers.leaves.items() if p.requires_grad)
-        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained}
+        own = ((n, p, p.grad) for n, p in self.workers.leaves.items() if p.requires_grad)
+        return {n: torch.zeros_like(p) if g is None else g.to_dense() for n, p, g in own}
 
     def buffers(self) -> dict[str, Tensor]:
         """This rank's shards of the buffers by name, those of own rows made equal before."""

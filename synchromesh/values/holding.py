@@ -186,6 +186,11 @@ class Holding:
         return self.gradient_layout.data > 1
 
     @property
+    def own_gradient(self) -> bool:
+        """Whether a position has all of its gradient, as backward makes it."""
+        return self.layout.tensor == 1 and not (self.summed or self.parted)
+
+    @property
     def averaged(self) -> bool:
         """Whether several positions that trained alone take the mean of it."""
         return self.alone and not self.replica and self.layout.data > 1

@@ -27,12 +27,14 @@ COUPLED = {
     **dict.fromkeys(("prodigy", "dadaptadam", "dadaptsgd"), "sums over all parameters"),
     **dict.fromkeys(("adam8bit", "adamw8bit"), "blocks of neighbouring entries"),
 }
-
-
-REFUSED = {
-    "lbfgs": "it keeps own copies of all parameters and calls the loss again",
-    "sparseadam": "it takes sparse gradients, which are not summed over ranks",
+# those of torch 2.13 that step by a sparse gradient as by the same one dense, and with which
+# settings they do not; SparseAdam takes no other
+SPARSE = {
+    "SGD": ("momentum", "weight_decay", "fused"),
+    "Adagrad": ("weight_decay", "fused"),
+    "SparseAdam": (),
 }
+REFUSED = {"lbfgs": "it keeps own copies of all parameters and calls the loss again"}
 
 
 class JoinedOptimizer(Optimizer):
@@ -139,6 +141,23 @@ def hooked(optimizer: Optimizer) -> bool:
     """Whether a user's functions are called with its steps."""
     of = (part.__dict__ for part in parts_of(optimizer))
     return any(x.get(f"_optimizer_step_{when}_hooks") for x in of for when in ("pre", "post"))
+
+
+def takes_sparse(optimizer: Optimizer) -> bool:
+    """Whether it may be given gradients of few rows of a parameter."""
+
+    def takes(part: Optimizer) -> bool:
+        kind: Any = type(part)
+        settings = SPARSE.get(kind.__name__)
+        known = settings is not None and kind is getattr(torch.optim, kind.__name__)
+        return known and not any(g.get(s) for g in part.param_groups for s in settings or ())
+
+    return all(map(takes, parts_of(optimizer)))
+
+
+def needs_sparse(optimizer: Optimizer) -> bool:
+    """Whether it takes no others."""
+    return any(isinstance(part, torch.optim.SparseAdam) for part in parts_of(optimizer))
 
 
 def parts_differ(optimizer: Optimizer) -> bool | None:

@@ -116,7 +116,8 @@ class SingleProcess:
         """The optimizer's step with these gradients, where `backward` made one."""
         for name, p in self.parameters.items():
             if p.grad is not None:
-                p.grad = gradients[name].reshape(p.shape)
+                own, made = gradients[name].reshape(p.shape), p.grad
+                p.grad = own.sparse_mask(made.coalesce()) if made.is_sparse else own
         self.optimizer.step()
 
     def trained(self) -> Computed:

@@ -127,8 +127,6 @@ def _parameters() -> list[nn.Parameter]:
 def test_what_cannot_update_pieces_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="LBFGS cannot be used: it keeps own copies"):
         check(torch.optim.LBFGS(_parameters()), sharded=False)
-    with pytest.raises(ValueError, match="SparseAdam cannot be used"):
-        check(torch.optim.SparseAdam(_parameters()), sharded=False)
     for optimizer in (
         torch.optim.Adafactor(_parameters()),
         torch.optim.Muon(_parameters()),

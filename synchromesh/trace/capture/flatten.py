@@ -17,7 +17,15 @@ from ..nodes import is_operator, line_of, same_shape, schema, short_name, viewed
 from .coupling import NORMS
 from .export import Export, Untraceable
 from .flat_graph import Autocast, Cell, Environment, FlatGraph, Sizes, cell_of
-from .normal_form import ASSERTS, LIFTS, changes_nothing, other_defaults, out_of_place, settled
+from .normal_form import (
+    ASSERTS,
+    LIFTS,
+    asks_sparse,
+    changes_nothing,
+    other_defaults,
+    out_of_place,
+    settled,
+)
 from .selection import Selections
 
 aten = torch.ops.aten
@@ -214,7 +222,10 @@ class Flattener:
 
     def emit_settled(self, node: Node, target: Any, args: Any, kwargs: Any) -> Node:
         call = settled(target, args, kwargs, meta.val(node), self.sizes)
-        return self.flat.emit(node, *call)
+        made = self.flat.emit(node, *call)
+        if asks_sparse(target, args, kwargs):
+            meta.sparse.set(made, True)
+        return made
 
     def item(self, node: Node, env: Environment) -> Cell:
         """An entry of a result: those of split and chunk share memory, those of topk do not."""

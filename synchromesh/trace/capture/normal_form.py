@@ -49,11 +49,19 @@ def settled(target: OpOverload, args: Any, kwargs: Any, val: Tensor, sizes: Size
         return aten.squeeze.dims, (args[0], squeezed_dims(target, args, kwargs)), {}
     if name == "type_as":
         return aten.to.dtype, (args[0], val.dtype), {}
-    if name in SPARSE:  # a gradient of few rows adds up as one of all rows
+    if name in SPARSE:  # a gradient of few rows adds up as one of all rows (`meta.sparse`)
         place = SPARSE[name]
         args = (*args[:place], False, *args[place + 1 :]) if len(args) > place else args
         return target, args, without(kwargs, "sparse")
     return target, args, kwargs
+
+
+def asks_sparse(target: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an embedding asks for a gradient of few rows."""
+    place = SPARSE.get(target._schema.name.split("::")[1])
+    if place is None:
+        return False
+    return bool(args[place] if len(args) > place else kwargs.get("sparse"))
 
 
 def without(kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
