@@ -9,7 +9,7 @@ IMAGES += " inception_v3 inception_small"
 NETS = {
     "digits": "cnn wide vit", "mnist": IMAGES, "cifar10": IMAGES, "cifar100": IMAGES,
     "coco": "unet unet_small segnet segnet_small", "ptb": "lstm lstm_small",
-    "sst2": "bert bert_small roberta roberta_small lstm lstm_small",
+    "sst2": "bert bert_small roberta roberta_small lstm lstm_small bags",
     "shakespeare": "gpt2 gpt2_small", "multi30k": "gnmt gnmt_small",
 }  # fmt: skip
 TARGETS = tuple(f"{data}/{net}" for data, nets in NETS.items() for net in nets.split())

@@ -1,4 +1,5 @@
-"""Sentiment on SST-2: BERT, RoBERTa and an LSTM, random weights; small forms for CPUs.
+"""Sentiment on SST-2: BERT, RoBERTa, an LSTM and bags of words, random weights; small forms for
+CPUs.
 
 The files are tokenised, so what stands between spaces is a word, and the vocabulary is made of the
 words of the training sentences: no trained tokeniser has to be downloaded. The embeddings of the
@@ -33,6 +34,22 @@ class Form:
 
 
 SMALL = Form(8000, 32)
+
+
+class Bags(nn.Module):
+    """The mean of the embeddings of a sentence's words, and a linear layer (Joulin et al. 2017,
+    "Bag of Tricks for Efficient Text Classification", EACL). Gradients are sparse: of the words
+    that a batch has."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.embeddings = nn.EmbeddingBag(words, width, mode="mean", sparse=True, padding_idx=PAD)
+        self.classifier = nn.Linear(width, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Scores (rows, 2). attention_mask: that of the padding, which no bag counts."""
+        scores: Tensor = self.classifier(self.embeddings(input_ids))
+        return scores
 
 
 def _data(
@@ -138,6 +155,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Form, dict[str, Any]]] = {
     "lstm_small": (
         partial(LstmClassifier, SMALL.size, 64, 2, 2, 0.2), SMALL,
         {"optimizer": adamw(5e-3), "epochs": 3},
+    ),
+    # 1.9 M parameters
+    "bags": (
+        partial(Bags, 15000, 128), Form(15000, 64),
+        {"optimizer": partial(torch.optim.Adagrad, lr=0.02), "epochs": 8},
     ),
 }  # fmt: skip
 WORKLOADS = {f"sst2/{n}": partial(_workload, f"sst2/{n}", *MODELS[n]) for n in MODELS}

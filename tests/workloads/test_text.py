@@ -14,6 +14,7 @@ from synchromesh.workloads.training import IGNORED
 SIZES = {
     "sst2/bert": 109.48e6, "sst2/bert_small": 0.62e6, "sst2/roberta": 124.65e6,
     "sst2/roberta_small": 0.62e6, "sst2/lstm": 11.9e6, "sst2/lstm_small": 0.58e6,
+    "sst2/bags": 1.92e6,
     "shakespeare/gpt2": 124.44e6, "shakespeare/gpt2_small": 0.44e6,
     "multi30k/gnmt": 200.59e6, "multi30k/gnmt_small": 0.68e6,
 }  # fmt: skip
