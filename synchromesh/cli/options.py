@@ -240,6 +240,16 @@ def check_degrees(plan: Plan, ranks: int) -> None:
         raise ValueError("; ".join(dict.fromkeys(faults)))
 
 
+def check_aged(plan: Plan) -> None:
+    """ValueError where nothing would divide learning rates by a gradient's age."""
+    if plan.automatic or not (plan.sync.asynchronous and plan.sync.servers):
+        raise ValueError(
+            f"--lr-rule staleness under plan {str(plan)!r}: no server steps by gradients of "
+            "several ages; give a plan with @synchronisation=downpour, ssp or shat, or another "
+            "--lr-rule"
+        )
+
+
 def price(args: argparse.Namespace) -> "HourlyPrice | None":
     """That of `PRICE`."""
     from synchromesh.catalogue import prices

@@ -79,10 +79,10 @@ COMMAND = command(
     option("--trace-steps", type=span, metavar="A-B",
            help="steps that are recorded for `synchromesh trace`; default: one, the "
            "twentieth"),
-    option("--lr-rule", choices=("none", "linear", "sqrt", "adascale"),
+    option("--lr-rule", choices=("none", "linear", "sqrt", "adascale", "staleness"),
            help="learning rates for --batch-size: the workload's times B / B_0, its square root "
            "or AdaScale's gain, B_0 being its own batch; default none, with --batch-size auto "
-           "adascale for SGD, else sqrt"),
+           "adascale for SGD, else sqrt; or divided by a gradient's age (staleness)"),
     option("--batch-schedule", type=options.schedule, metavar="EPOCH:xTIMES,...",
            help="batches grow behind these epochs, as 30:x5,60:x5, in place of a rate that "
            "decays, as far as memory and data allow; then the rate is lowered"),
@@ -131,6 +131,8 @@ class Asked:
         args, before = self.args, self.before
         batches = _batches(args, before)
         (workload, rate), adapts = _workload(args, before, batches), args.adapt
+        if rate.rule == "staleness":
+            options.check_aged(self.plan)
         if adapts is None:  # where nobody said which plan it should be, now or when the run began
             adapts = self.plan.automatic or (args.plan is None and bool(before.get("adapt")))
         return Job(

@@ -23,6 +23,9 @@ def main(args: argparse.Namespace) -> int:
     plan = options.plan(args.plan)
     if args.bf16 and args.dtype == "float64":
         raise ValueError("--bf16 leaves float64 as it is: leave --dtype out, or give float32")
+    by_age = args.lr_rule == "staleness"
+    if by_age:
+        options.check_aged(plan)
     if not ranks.inside():
         count = options.processes(args.nproc)
         options.check_degrees(plan, count)
@@ -35,7 +38,9 @@ def main(args: argparse.Namespace) -> int:
     workload = options.example(args)
     say = Display(ranks.first()).say
     autocast = options.precision(args.bf16)
-    document = verify(workload, str(plan), args.steps, args.dtype, args.seed, say, autocast)
+    document = verify(
+        workload, str(plan), args.steps, args.dtype, args.seed, say, autocast, by_age
+    )
     answer(args, document, lambda: print(_text(args.target, document), file=args.out))
     if not document["passed"] and ranks.first():
         raise Refuted(_deviation(args.target, document))
@@ -51,6 +56,8 @@ COMMAND = command(
     option("--steps", type=options.positive, default=5, metavar="N", help="default 5"),
     option("--dtype", choices=("float64", "float32"),
            help="of model and batches; default float64, with --bf16 float32"),
+    option("--lr-rule", choices=("none", "staleness"), default="none",
+           help="staleness: servers divide learning rates by a gradient's age"),
     options.JSON,
 )  # fmt: skip
 

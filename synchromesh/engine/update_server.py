@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.replica import Replica
 from synchromesh.engine.servers import MessageTag
+from synchromesh.values.optimizer import step_aged
 
 
 class WorkerRequest(NamedTuple):
@@ -84,6 +85,7 @@ class Server:
         self._answered: dict[int, list[Any]] = {}  # what is sent to each worker
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
+        self.by_age = False  # learning rates are divided by it
 
     def _none_done(self) -> list[int]:
         """Behind a drain; nobody waits for a rank that computes no rows."""
@@ -111,8 +113,9 @@ class Server:
 
     def _update(self, worker: int, request: WorkerRequest) -> None:
         record = self.record
-        self.optimizer.step()
-        record.ages[record.updates - request.base - self._own[worker]] += 1
+        age = record.updates - request.base - self._own[worker]
+        step_aged(self.optimizer, age if self.by_age else 0)
+        record.ages[age] += 1
         self._own[worker] += 1
         if record.kept:
             record.order.append((worker, request.step))

@@ -45,6 +45,7 @@ class Options:
     headroom: str | None = None  # of each device; None: `planner.problem.Headroom`
     noise_scale: bool = False  # whether it is measured
     follows_noise: bool = False  # whether something depends on it: a step of one block is cut
+    by_age: bool = False  # servers divide learning rates by a gradient's age
     say: Callable[[str], None] = lambda _: None  # receives a sentence about each measurement
     allowed: Allowance = NOTHING  # what `auto` may choose that one device does not compute
 

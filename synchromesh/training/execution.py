@@ -71,7 +71,7 @@ class Execution:
         )
         self.state = ModelState(model, optimizer, world)
         self.carry, self.early = Carry(options.carry, world), EarlyReads(world.device)
-        self.workers = Workers(self.state, options.sync_batch_norm)
+        self.workers = Workers(self.state, options.sync_batch_norm, options.by_age)
         self.sums = GradientSums(self.state, losses, options.sync_batch_norm)
         self.workers.flush = self.sums.flush
         self._check = PlanCheck(self.state, planning, self.notices, options)

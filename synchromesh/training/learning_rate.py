@@ -1,15 +1,19 @@
-"""Learning rates for batches of another size than the one that they were chosen for.
+"""Learning rates for batches of another size than the one that they were chosen for, and for
+gradients of older parameters.
 
-    linear    lr  =  lr_0 B / B_0          SGD: Goyal et al. 2017, arXiv 1706.02677, section 2.1
-    sqrt      lr  =  lr_0 sqrt(B / B_0)    Adam's family: Malladi et al. 2022, arXiv 2205.10287
-    adascale  lr  =  lr_0 r                SGD: Johnson et al. 2020, arXiv 2007.05105, section 3;
-                                           r: `gain`, of the noise scale that is measured
+    linear     lr  =  lr_0 B / B_0          SGD: Goyal et al. 2017, arXiv 1706.02677, section 2.1
+    sqrt       lr  =  lr_0 sqrt(B / B_0)    Adam's family: Malladi et al. 2022, arXiv 2205.10287
+    adascale   lr  =  lr_0 r                SGD: Johnson et al. 2020, arXiv 2007.05105, section 3;
+                                            r: `gain`, of the noise scale that is measured
+    staleness  lr  =  lr_0 / max(1, t)      Zhang et al. 2016, "Staleness-aware Async-SGD for
+                                            Distributed Deep Learning", IJCAI; t: how many
+                                            updates of others a gradient knows nothing of
 
 B_0 are the rows of the batch that lr_0 was chosen for, B those of a batch now, which may change
 while training. In a gradual warm-up (Goyal et al., 2.2) the factor grows evenly from 1, step by
 step. The workload's own scheduler goes on, what it says is multiplied: of its updates one of ours
 counts as B / B_0, so that it takes as many epochs as with B_0, and under adascale as r, its
-scale-invariant steps."""
+scale-invariant steps. What `staleness` divides is known to servers alone (`step_aged`)."""
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
@@ -24,7 +28,7 @@ from torch.optim import Optimizer
 from synchromesh.cost.efficiency import gain
 from synchromesh.workloads.workload import Workload, is_stream
 
-RateRule = Literal["none", "linear", "sqrt", "adascale"]
+RateRule = Literal["none", "linear", "sqrt", "adascale", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class RateFactor:
     epochs: float = 0.0
 
     def __str__(self) -> str:
+        if self.rule == "staleness":
+            return "learning rates of servers are the workload's over a gradient's age (staleness)"
         grown = f", reached in {self.warm_up:,} steps" if self.warm_up else ""
         if self.rule == "adascale":
             most = f"1 to {self.batch / self.base:.4g} times the workload's, by the noise scale"
@@ -177,7 +183,7 @@ def scaled(
         raise ValueError(f"{rule!r} is no rule of learning rates: {', '.join(get_args(RateRule))}")
     if not (isfinite(warm_up) and warm_up >= 0.0):
         raise ValueError(f"a warm-up lasts a number of epochs from 0, not {warm_up}")
-    if rule == "none" and warm_up:
+    if rule in ("none", "staleness") and warm_up:
         raise ValueError("a warm-up goes with a rule of learning rates: linear, sqrt or adascale")
     steps = ceil(warm_up * _steps(workload, warm_up))
     rate = RateFactor(rule, base, workload.batch_size, steps, warm_up)

@@ -102,10 +102,11 @@ def prepare(
         _check_hooks(wrapped, world)
         source = None if weights is None else Path(weights)
         rates = scheduler if isinstance(scheduler, ScaledRate) else None
-        follows = rates is not None and rates.rate.rule == "adascale"
+        rule = "none" if rates is None else rates.rate.rule
+        follows = rule == "adascale"
         options = Options(
             seed, sync_batch_norm, autocast, source, carry, headroom, noise_scale or follows,
-            follows, say or (lambda _: None), allowed,
+            follows, rule == "staleness", say or (lambda _: None), allowed,
         )  # fmt: skip
         example = batches.to_device(example_batch, world.device)
         turns = NamedLosses(losses, optimizer, wrapped)

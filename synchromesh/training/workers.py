@@ -42,7 +42,8 @@ from synchromesh.values.staleness import Staleness
 class Workers:
     """Of the plan in force. All ranks call alike, idle ones too."""
 
-    def __init__(self, state: ModelState, sync_batch_norm: bool) -> None:
+    def __init__(self, state: ModelState, sync_batch_norm: bool, by_age: bool) -> None:
+        """by_age: whether servers divide learning rates by a gradient's age."""
         # parameters are stepped, and fetched for the next step, while other sums are under way:
         # nobody changes gradients before the update, nor parameters before the next step
         self.ahead = False
@@ -58,7 +59,7 @@ class Workers:
         self.whole: dict[str, nn.Parameter] = {}  # what it computes with, which servers keep
         self.leaves: dict[str, nn.Parameter] = {}  # what backward makes gradients of
         self.rows = 0  # computed with on this rank since `settle` was called
-        self._state, self._sync_batch_norm = state, sync_batch_norm
+        self._state, self._sync_batch_norm, self._by_age = state, sync_batch_norm, by_age
         state.settle = lambda: self.take_means(states=True)
         self._means: list[tuple[Group, list[str]]] = []  # parameters of one all-reduce each
         self._groups: PlanGroups | None = None
@@ -105,6 +106,8 @@ class Workers:
         if self._served_by and groups.position is not None:
             replica = Replica(held, self._state.model.parameters, groups)
             self.served = Worker(plan.sync, replica, self._state.optimizer, groups.worker)
+            if self.served.server is not None:
+                self.served.server.by_age = self._by_age
             self.whole = replica.whole
             self.served.refresh()
         self.leaves = {**self._state.model.parameters, **self.whole}

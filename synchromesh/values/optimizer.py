@@ -160,6 +160,16 @@ def needs_sparse(optimizer: Optimizer) -> bool:
     return any(isinstance(part, torch.optim.SparseAdam) for part in parts_of(optimizer))
 
 
+def step_aged(optimizer: Optimizer, age: int) -> None:
+    """A step with learning rates over the age of its gradient, where that is above 1."""
+    for part in parts_of(optimizer):
+        # not of its own groups: a scheduler may set these meanwhile, from another thread
+        aged = copy.copy(part)
+        aged.__dict__ = {k: v for k, v in part.__dict__.items() if k != "step"}  # a scheduler's
+        aged.param_groups = [{**g, "lr": g["lr"] / max(1, age)} for g in part.param_groups]
+        aged.step()
+
+
 def parts_differ(optimizer: Optimizer) -> bool | None:
     """Whether three steps of an equal optimizer on each half of a small parameter, along either
     dimension, differ from those on all of it; None: it does not run there, or draws at random."""

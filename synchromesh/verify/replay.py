@@ -232,8 +232,25 @@ class OrderReplay:
             for name, gradient in worker.gradients[k].items():
                 total[name] = total[name] + gradient if name in total else gradient
         self._give(server.model, total, worker.process.model)
+        age = self._age(server, worker, index, step) if self.trainer.options.by_age else 0
+        groups = server.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] / max(1, age)
         server.optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
         server.keep()
+
+    def _age(self, server: RanServer, worker: RanWorker, index: int, step: int) -> int:
+        """Updates of others between what a worker had in a step and its gradient of it."""
+        rank = next(r for r, of in self._servers.items() if of is server)
+        known = 0
+        for own, fetched in worker.fetched.items():
+            column = self._column_of[own]
+            told = [of[column.index(rank)][0] for of in fetched[:step] if of and rank in column]
+            known = max(known, *told, 0)
+        return sum(who != index for who, _ in server.order[known : len(server.versions) - 1])
 
     @staticmethod
     def _give(model: nn.Module, gradients: Mapping[str, Tensor], like: nn.Module) -> None:

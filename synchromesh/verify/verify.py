@@ -15,6 +15,7 @@ from synchromesh.trace.capture.export import BATCHED, REMEDY, products
 from synchromesh.trace.partition.explain import explain
 from synchromesh.trace.partition.local import Input, LocalComponent, Partition, exchange_of
 from synchromesh.training.active_plan import checked_plan
+from synchromesh.training.learning_rate import RateFactor, ScaledRate
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import message
@@ -80,6 +81,7 @@ def global_batches(workload: Workload, steps: int, dtype: torch.dtype) -> Iterat
 def verify(
     workload: Workload, plan: str, steps: int = 5, dtype: str | None = None, seed: int = 0,
     say: Callable[[str], None] | None = None, autocast: torch.dtype | None = None,
+    by_age: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Trains under `plan` and, on rank 0, alone; the document of `synchromesh verify`.
 
@@ -88,7 +90,8 @@ def verify(
     synchronised, so that both compute the same function. Where workers train alone the reference
     is as many models on one process (`oracle`), whose batch norms are their own.
     dtype: of both; float64, or with autocast float32. say: receives what is measured where `plan`
-    is `auto`. autocast: e.g. torch.bfloat16, in both.
+    is `auto`. autocast: e.g. torch.bfloat16, in both. by_age: servers divide learning rates by a
+    gradient's age (`--lr-rule staleness`).
 
     Raises ValueError for a model that computes in single precision only, under float64."""
     dtype = dtype or ("float64" if autocast is None else "float32")
@@ -101,10 +104,12 @@ def verify(
     reference = copy.deepcopy(model)
     optimizer = workload.build_optimizer(model.parameters())
     example = cast(workload.example(workload.batch_size, seed=0), kind)
+    rates = ScaledRate(optimizer, None, RateFactor("staleness")) if by_age else None
     try:
         trainer = prepare(
             model, optimizer, workload.loss, example, plan=plan, seed=seed, autocast=autocast,
             sync_batch_norm=not checked_plan(plan).sync.alone, carry=workload.carry, say=say,
+            scheduler=rates,
         )  # fmt: skip
         try:
             # CUDA convolutions would round float32 to 10 bits, more than what is allowed here

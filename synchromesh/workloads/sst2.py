@@ -36,7 +36,7 @@ class Form:
 SMALL = Form(8000, 32)
 
 
-class Bags(nn.Module):
+class BagClassifier(nn.Module):
     """The mean of the embeddings of a sentence's words, and a linear layer (Joulin et al. 2017,
     "Bag of Tricks for Efficient Text Classification", EACL). Gradients are sparse: of the words
     that a batch has."""
@@ -158,7 +158,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Form, dict[str, Any]]] = {
     ),
     # 1.9 M parameters
     "bags": (
-        partial(Bags, 15000, 128), Form(15000, 64),
+        partial(BagClassifier, 15000, 128), Form(15000, 64),
         {"optimizer": partial(torch.optim.Adagrad, lr=0.02), "epochs": 8},
     ),
 }  # fmt: skip

@@ -55,6 +55,7 @@ def told(words: str | list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("doctor --port 65536", "--port: 65536 is no port: ports are 1 to 65535"),
         ("train digits/cnn --seed -1", "--seed: '-1' is not a whole number from 0"),
         ("train digits/cnn --epochs 1 --steps 1", "--steps: not allowed with argument --epochs"),
+        ("verify digits/cnn --nproc 1 --plan data --lr-rule staleness", "no server steps by"),
         ("train digits/cnn --plan dtaa", "unknown layout 'dtaa'; did you mean 'data'"),
         ("train digits/cnn --plan nowhere.yaml", "nowhere.yaml: cannot be read"),
         ("train digits/cnn --nproc 2 --plan pipeline:stages=3", "do not divide 2 devices"),

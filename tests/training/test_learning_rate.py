@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from synchromesh.cost.efficiency import gain
 from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance, resume, scaled
+from synchromesh.values.optimizer import step_aged
 from synchromesh.workloads.workload import Workload
 
 
@@ -172,3 +173,20 @@ def test_bad_input_has_its_sentence() -> None:
         scaled(workload(), "sqrt", base=64, warm_up=-1.0)
     with pytest.raises(ValueError, match="this is a stream"):
         scaled(replace(workload(), train_data=Endless()), "sqrt", base=64, warm_up=1.0)
+
+
+def test_a_step_by_an_old_gradient_is_one_of_a_lower_rate() -> None:
+    """Of momentum and decay too; the scheduler's rate stays, and what it counts."""
+    found = []
+    for age, rate in ((4, 0.4), (1, 0.1), (0, 0.1)):
+        p = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([p], lr=rate, weight_decay=0.5)
+        scheduler = LambdaLR(optimizer, lambda n: 1.0)
+        for step in range(3):
+            p.grad = torch.full((3,), 1.0 + step)
+            step_aged(optimizer, age)
+        assert optimizer.param_groups[0]["lr"] == rate and scheduler.last_epoch == 0
+        found.append(p.detach().clone())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    job, rate = scaled(workload(64), "staleness", base=64)
+    assert rates(job, 5) == [0.1] * 5 and "a gradient's age" in str(rate)

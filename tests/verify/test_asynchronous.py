@@ -5,6 +5,10 @@ from typing import Any
 import pytest
 
 from synchromesh.engine.update_server import Server
+from synchromesh.verify.replay import OrderReplay
+from synchromesh.verify.verify import verify
+from tests.ranks import run
+from tests.targets import target
 from tests.verify.test_workers import document
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
@@ -78,4 +82,24 @@ def test_an_update_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Server, "_update", lossy)
     found = document("cnn", "data; @synchronisation=downpour:1", 5, 2)
     assert not found["passed"]
+    assert {fault["kind"] for fault in found["faults"]} >= {"gradient", "parameter"}
+
+
+def aged(plan: str) -> dict[str, Any]:
+    return verify(target("cnn"), plan, 5, by_age=True)
+
+
+@pytest.mark.parametrize(
+    "plan", ["data; @synchronisation=downpour:2,push=2,fetch=3",
+             "hybrid:tensor=2; @synchronisation=ssp:1,stale=2"]
+)  # fmt: skip
+def test_rates_over_a_gradients_age_are_proved(plan: str) -> None:
+    found = run(4, aged, plan, timeout=110)[0]
+    passed(found)
+    assert "hybrid" in plan or found["staleness"]["max"] > 1, "no rate was divided"
+
+
+def test_rates_of_other_ages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OrderReplay, "_age", lambda *_: 1)
+    found = run(4, aged, "data; @synchronisation=shat:2", timeout=110)[0]
     assert {fault["kind"] for fault in found["faults"]} >= {"gradient", "parameter"}
