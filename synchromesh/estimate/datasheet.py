@@ -39,7 +39,7 @@ from synchromesh.trace.partition.local import LocalComponent, Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.allowance import Allowance
 from synchromesh.values.cluster import Cluster, Device
-from synchromesh.values.optimizer import twin_of
+from synchromesh.values.optimizer import trial_gradient, twin_of
 from synchromesh.values.profile import Calls, Compute, Curve, Memory, Pattern, Profile
 
 SOURCE = "datasheet"
@@ -248,7 +248,7 @@ def _counted(optimizer: Optimizer, device: Device, tensors: int) -> tuple[int, f
         group["foreach"] = True
     for _ in range(2):  # the first step makes the states
         for p in made:
-            p.grad = torch.full_like(p, 1e-3)
+            p.grad = trial_gradient(optimizer, p)
         with Operations() as counted:
             twin.step()
     size = sum(p.nbytes for p in made)

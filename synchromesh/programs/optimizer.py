@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from synchromesh.programs.clock import synchronised
 from synchromesh.programs.memory import LiveBytes
-from synchromesh.values.optimizer import twin_of
+from synchromesh.values.optimizer import trial_gradient, twin_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def update(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> Op
 def state_factor(optimizer: Optimizer, device: torch.device, dtype: torch.dtype) -> float:
     """Bytes of state for a byte of a parameter, of an optimizer of the same class and settings."""
     parameter = nn.Parameter(torch.ones(TRIAL.few, device=device, dtype=dtype))
-    parameter.grad = torch.full_like(parameter, 1e-3)
+    parameter.grad = trial_gradient(optimizer, parameter)
     twin = twin_of(optimizer, [parameter])
     twin.step()
     return sum(x.nbytes for x in states_of(twin)) / parameter.nbytes
@@ -107,7 +107,7 @@ def _step(
 
     def fill() -> None:
         for p in parameters:
-            p.grad = torch.full_like(p, 1e-3)
+            p.grad = trial_gradient(optimizer, p)
 
     seconds = _median(twin.step, device, before=fill)
     state_bytes = sum(x.nbytes for x in states_of(twin))

@@ -160,6 +160,12 @@ def needs_sparse(optimizer: Optimizer) -> bool:
     return any(isinstance(part, torch.optim.SparseAdam) for part in parts_of(optimizer))
 
 
+def trial_gradient(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
+    """A small one, of the kind that it takes."""
+    gradient = torch.full_like(parameter.detach(), 1e-3)
+    return gradient.to_sparse(1) if needs_sparse(optimizer) else gradient
+
+
 def step_aged(optimizer: Optimizer, age: int) -> None:
     """A step with learning rates over the age of its gradient, where that is above 1."""
     for part in parts_of(optimizer):

@@ -29,6 +29,11 @@ def test_state_and_work(kind: type, factor: float, monkeypatch: pytest.MonkeyPat
     assert {k: dict(v) for k, v in optimizer.state.items()} == state
 
 
+def test_one_that_takes_sparse_gradients_alone_has_a_state_too() -> None:
+    optimizer = torch.optim.SparseAdam([nn.Parameter(torch.ones(3))])
+    assert module.state_factor(optimizer, CPU, torch.float32) == 2.0
+
+
 def test_a_schedulers_step_and_hooks_are_not_the_twins() -> None:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
