@@ -101,6 +101,7 @@ class OpaqueProgram:
     deliveries = ()  # every rank goes on with the rows that it has
     sharding = Sharding()  # nothing is sharded
     totals = None
+    weights: Mapping[int, Tensor] = MappingProxyType({})  # a flush is before every step
 
     def __init__(
         self, function: Callable[..., Any], model: Model, layout: Layout, groups: PlanGroups,

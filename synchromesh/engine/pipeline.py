@@ -21,6 +21,7 @@ from synchromesh.engine.groups import Posted
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import ForwardResult, Program, RankOutputs, share
+from synchromesh.engine.sharding import Sharding
 from synchromesh.programs.divided_backward import DividedBackward
 from synchromesh.values.buckets import completing
 from synchromesh.values.exchange import Border
@@ -57,20 +58,30 @@ class PipelineWalk:
         self, micro_batches: Sequence[MicroBatch], groups: PlanGroups, step: int, first: int,
         apart: int,
     ) -> None:  # fmt: skip
-        self.micro_batches, self.groups = micro_batches, groups
+        self.micro_batches, self.groups = dict(enumerate(micro_batches)), groups
         self.step, self.first, self.apart = step, first, apart
-        self.program = micro_batches[0].program
         self._forwards: dict[tuple[int, int], ForwardResult] = {}  # by stage and micro-batch
         self._handed: dict[tuple[int, int, int], Mapping[Border, Tensor]] = {}  # on these ranks
         self._gradients: dict[tuple[int, int], list[tuple[Border, Tensor]]] = {}
         self._over: list[tuple[int, int]] = []  # done but for what departs
-        self._left: dict[tuple[int, int], DividedBackward | None] = {}  # for gradients of weights
+        self._left: dict[tuple[int, int], DividedBackward] = {}  # for gradients of weights
         self._divides = False
         self._sent: dict[Message, Posted] = {}
         self._receipts: dict[Message, Receipt] = {}
         # what each part of each micro-batch made of the carry
-        self._carry: list[list[dict[str, Tensor]]] = [[{} for _ in m.parts] for m in micro_batches]
-        self.sharding = self.program.sharding
+        self._carry = {
+            i: [dict[str, Tensor]() for _ in m.parts] for i, m in enumerate(micro_batches)
+        }
+
+    @property
+    def program(self) -> Program | OpaqueProgram:
+        """That of the first micro-batch."""
+        return next(iter(self.micro_batches.values())).program
+
+    @property
+    def sharding(self) -> Sharding:
+        """Of all programs of a plan."""
+        return self.program.sharding
 
     def forward(self) -> list[RankOutputs]:
         """The outputs of all micro-batches that are this rank's."""
@@ -135,7 +146,8 @@ class PipelineWalk:
         return program.completing[key]
 
     def _instructions(self, schedule: Schedule) -> tuple[Instruction, ...]:
-        pairs = frozenset(p for m in self.micro_batches for p in m.program.crossings)
+        its = self.micro_batches.values()
+        pairs = frozenset(p for m in its for p in m.program.crossings)
         walked: tuple[Instruction, ...] = instructions(schedule, pairs)[self.program.group]
         return walked
 
@@ -160,8 +172,8 @@ class PipelineWalk:
         """The carry of this rank's rows for the next batch, when all has been walked: the leaves
         that it reads, by name. All ranks of the plan call alike."""
         parts: dict[str, list[Tensor]] = {}
-        for batch, of_parts in zip(self.micro_batches, self._carry, strict=True):
-            program = batch.program
+        for i, batch in self.micro_batches.items():
+            program, of_parts = batch.program, self._carry[i]
             for (_, rows), made in zip(batch.parts, of_parts, strict=True):
                 own, _ = share(program.leaf_layout, program.position, rows)
                 leaves = made
@@ -191,7 +203,7 @@ class PipelineWalk:
                 x = values[border].detach()
                 arrived[border] = x.requires_grad_(item.flows and torch.is_grad_enabled())
         first = self.first + m * self.apart
-        of = m, len(self.micro_batches)
+        of = self._place(m)
         forward = batch.program.run(
             batch.parts, self.step, first, stage, arrived, of, self._divides
         )
@@ -199,9 +211,13 @@ class PipelineWalk:
             if source == stage and not items[0].crosses:
                 self._handed[source, target, m] = {i.made: forward.made[i.made] for i in items}
         self._forwards[stage, m] = forward
-        for made, result in zip(self._carry[m], forward.results, strict=False):
+        for made, result in zip(self._carry.get(m, ()), forward.results, strict=False):
             made.update(result.carry)
         return forward
+
+    def _place(self, m: int) -> tuple[int, int]:
+        """Which of how many micro-batches of a step a program runs."""
+        return m, len(self.micro_batches)
 
     def _run_back(
         self, action: Action, backwards: Callable[[Action, Sequence[RankOutputs]], Seeds],
@@ -237,15 +253,14 @@ class PipelineWalk:
             if target == stage and not items[0].crosses:
                 back = [(i.made, _gradient(forward.arrived[i.made])) for i in items if i.flows]
                 self._gradients.setdefault((source, m), []).extend(back)
-        self._left[stage, m] = forward.divided
+        if forward.divided is not None:
+            self._left[stage, m] = forward.divided
         forward.results, forward.made = [], {}
         self._finish(action)
 
     def _run_weights(self, action: Action) -> None:
         self._forget()
-        left = self._left.pop((action.stage, action.micro_batch))
-        assert left is not None, "gradients of weights come after those of inputs"
-        left.weights()
+        self._left.pop((action.stage, action.micro_batch)).weights()
 
     def _received(
         self, program: Program | OpaqueProgram, stage: int, m: int

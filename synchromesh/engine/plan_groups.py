@@ -53,6 +53,10 @@ class PlanGroups:
             [*made, *((r,) for r in range(self.world.size) if r not in members)], purpose
         )
 
+    def stage_group(self, layouts: Iterable[Layout]) -> Group:
+        """The ranks of this rank's stage. All ranks of the world call alike."""
+        return self._group({tuple(layout.positions) for layout in layouts})
+
     def tensor_group(self, layout: Layout) -> Group:
         """The ranks that share this rank's rows under `layout`."""
         return self._tensor[layout.mesh]

@@ -109,6 +109,8 @@ class Program:
         self._settled = {id(tensors[name]) for name in settled_buffers(step.graph)}
         self._of = 0, 1  # which of how many micro-batches runs
         self._divides = False  # whether the backward of the one that runs is divided
+        # what it computes with instead of parameters, by their id (engine/stashed_weights.py)
+        self.weights: Mapping[int, Tensor] = {}
         binding = Binding(
             step, partition, self.position, tensors, holdings, self.crossings,
             self._gathering.needed,
@@ -247,7 +249,7 @@ class Program:
         if part.units:
             self.sharding.enter(index, turns)
             inputs = on_backward(inputs, partial(self.sharding.leave, index, turns))
-        tensors = list(part.tensors)
+        tensors = [self.weights.get(id(x), x) for x in part.tensors]
         for place, placement in part.uses:
             tensors[place] = axis.move(tensors[place], "r", placement)
         # backward reads what a buffer was, also when the next micro-batch has changed it

@@ -26,6 +26,8 @@ from synchromesh.programs.communicator import Finish
 from synchromesh.trace.capture.outputs import refuse_metrics
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
+from synchromesh.training.filled_pipeline import FilledPipeline
+from synchromesh.training.loss_sums import add_loss, refuse_sums
 from synchromesh.training.reports import add_reports
 from synchromesh.values.schedule import PIECES, Action
 
@@ -105,6 +107,12 @@ class Accumulation:
     def clip(self, max_norm: float) -> Tensor:
         """As of the trainer."""
         self.require_last("clip")
+        if self._execution.workers.filled:
+            raise ValueError(
+                f"@schedule={self._execution.active.plan.schedule} steps by the gradients of each "
+                "update within backward, which are gone by now: leave clip out, or write "
+                "@schedule=1f1b"
+            )
         group = self._execution.workers.group(self._world.everyone)
         norm = clip_norm(self._execution.workers.copies(), group, max_norm)
         self._changed = self._changes()
@@ -141,6 +149,8 @@ class Accumulation:
                 "share= sums gradients at every call, and under this plan sums come steps late: "
                 "leave share= or @synchronisation=stale out"
             )
+        if filled := self._execution.workers.filled:
+            return self._into(filled, batch, rows, call, steps)
         execution, ends = self._execution, call.last or call.share is not None
         parts = self._parts(rows, call.micro_batches)
         batch = execution.carry.joined(batch, rows, execution.active)
@@ -165,22 +175,29 @@ class Accumulation:
             self._changed = self._changes()
         return value
 
+    def _into(
+        self, filled: FilledPipeline, batch: Any, rows: GlobalRows, call: BackwardCall, steps: int
+    ) -> Tensor:
+        """The same of a pipeline without a flush, whose optimizer steps while it runs."""
+        if not call.last or call.share is not None:
+            raise ValueError(
+                f"@schedule={self._execution.active.plan.schedule} steps within backward, so that "
+                "no call adds to another's gradients: leave last= and share= out, or write "
+                "@schedule=1f1b"
+            )
+        execution, parts = self._execution, self._parts(rows, call.micro_batches)
+        micro = execution.micro_batches(batch, parts)
+        execution.workers.rows += sum(execution.active.local_rows(p) for p in parts)
+        self.calls, self.rows, self.summed = 1, rows.total, True
+        with execution.streams.preserved():
+            return filled.run(micro, steps, execution.programs.reports, execution.reports)
+
     def _end(self) -> None:
         """Gradients are summed over the ranks. ValueError where there are none, or no weight."""
         if not self.rows:  # of a worker that goes on without the others, who may have some
             return self._execution.sync.abandon()
-        if not self._sums[LossSum.GRADIENT]:
-            raise ValueError(
-                "the loss depends on no parameter that is trained, so that a step would "
-                "change none of them: it is detached, a whole number or computed under "
-                "torch.no_grad, or all parameters are frozen"
-            )
+        refuse_sums(self._sums)
         weight = self._sums[LossSum.WEIGHT]
-        if not weight:
-            raise ValueError(
-                "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
-                "mean is not defined: leave such a batch out"
-            )
         if alone := self._execution.workers.alone:
             weight = self._own_weight
         scale = None if weight in (0.0, self._unit) else self._unit / weight
@@ -280,20 +297,10 @@ class Accumulation:
         weighted = len(result.outputs) == 2
         if not self._unit:
             self._unit = _unit(weighted, self._execution.active.step.targets, self._rows)
-        self._add_sums(result, sums, weighted)
-        if any(value.requires_grad for value in result.outputs):
-            sums[LossSum.GRADIENT].fill_(1)
+        add_loss(result, sums)
         alone = alone and not self._execution.workers.alone
         if weighted and result.outputs[1].requires_grad and not alone:
             sums[LossSum.COUPLED].fill_(1)
-
-    def _add_sums(self, result: RankOutputs, sums: Tensor, weighted: bool) -> None:
-        if not (result.rows and result.leads):
-            return
-        value = result.outputs[0].detach()
-        sums[LossSum.VALUE].add_(value if weighted else value * result.rows)
-        sums[LossSum.WEIGHT].add_(result.outputs[1].detach() if weighted else result.rows)
-        sums[LossSum.PAIR].fill_(weighted)  # `= weighted` would copy from the host, and wait
 
     def _send(self, sums: Tensor) -> None:
         active, workers = self._execution.active, self._execution.workers

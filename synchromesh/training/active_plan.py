@@ -13,12 +13,14 @@ from synchromesh.engine import batches
 from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
 from synchromesh.engine.groups import World
+from synchromesh.engine.late_agreement import LateAgreement
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.launcher.machine import boot
 from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.carry import Start
+from synchromesh.trace.partition.local import users_of
 from synchromesh.trace.partition.partition import Partition, partition, unsharded
 from synchromesh.trace.step import Step
 from synchromesh.training.notices import Notices
@@ -136,10 +138,13 @@ class PlanCheck:
     DEVICES: ClassVar = 64  # that a plan needs which is asked of one, at most; chosen
 
     def __init__(
-        self, state: ModelState, planning: LivePlanning, notices: Notices, options: Options
-    ) -> None:
+        self, state: ModelState, planning: LivePlanning, notices: Notices, options: Options,
+        several: bool,
+    ) -> None:  # fmt: skip
+        """several: there are losses that take turns."""
         self._state, self._planning, self._notices = state, planning, notices
         self._model, self._optimizer, self._world = state.model, state.optimizer, state.world
+        self._several = several
         self._carries = bool(options.carry)  # whether a step reads what the one before has made
         self._synchronised = options.sync_batch_norm and bool(state.model.statistics)
 
@@ -160,6 +165,7 @@ class PlanCheck:
         layouts = step.undivided(stated)
         pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
         made = known or partition(step, layouts, rows=rows, pins=pins)
+        self._refuse_unflushed(plan, step, len(ranks), made)
         placed = holdings(self._model.described.values(), made.placements, len(ranks), plan)
         refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
@@ -174,6 +180,11 @@ class PlanCheck:
         everyone, leaves = self._world.everyone, made.leaf_layouts.values()
         agree = RowAgreement(everyone, ranks, leaves, plan, self._carries)
         stepping = _of_worker(groups, leaves, plan) if plan.sync.asynchronous else agree
+        if plan.kept:
+            stage, steps = groups.stage_group(leaves), plan.kept.steps(plan.micro_batches)
+            assert groups.position is not None, "no rank is idle"
+            layout = leaf_layout_at(made.leaf_layouts, groups.position)
+            stepping = LateAgreement(agree, stage, layout, steps)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         return ActivePlan(plan, step, made, groups, of_components, placed, agree, stepping, mark)
 
@@ -200,6 +211,29 @@ class PlanCheck:
             raise ValueError(
                 f"plan {str(plan)!r}: workers go on without each other, and {why}; or write "
                 f"@synchronisation=server:{served or 1} or local:8"
+            )
+
+    def _refuse_unflushed(self, plan: Plan, step: Step, ranks: int, made: Partition) -> None:
+        """ValueError where stages of a pipeline without a flush could not go on without others."""
+        if not plan.kept:
+            return
+        users = users_of(made.components)
+        shared = next((name for name, stages in users.items() if len(stages) > 1), "")
+        faults = {
+            f"{self._world.size - ranks} ranks would be idle, who cannot follow them":
+                ranks < self._world.size,
+            "they run on CPUs alone so far": self._world.backend != "gloo",
+            "they cannot carry values from step to step": self._carries,
+            "losses take turns": self._several,
+            "the loss needs totals of the whole batch": step.totals is not None,
+            f"the model runs untraced ({step.reason})": step.opaque,
+            f"{shared} is used in several stages, which would have different versions of it":
+                bool(shared),
+        }  # fmt: skip
+        if why := next((text for text, found in faults.items() if found), ""):
+            raise ValueError(
+                f"plan {str(plan)!r}: stages go on from step to step without each other, and "
+                f"{why}; or write @schedule=1f1b or zero-bubble"
             )
 
     def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
@@ -294,6 +328,8 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
         why = f"workers train alone ({plan.synchronisation}), so that no gradient is of all rows"
     if plan.sync.late:
         why = f"gradients come {plan.sync.late} steps late"
+    if plan.kept:
+        why = f"stages step by gradients of their own at different times ({plan.schedule})"
     if plan.compressed:
         why = f"gradients are sent with a loss (@compression={plan.compression})"
     return why if options.noise_scale else ""

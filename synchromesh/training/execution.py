@@ -43,6 +43,7 @@ from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck, unmeasurable
 from synchromesh.training.carry import Carry
+from synchromesh.training.filled_pipeline import FilledPipeline
 from synchromesh.training.gradient_sums import GradientSums
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.notices import Notices
@@ -74,7 +75,7 @@ class Execution:
         self.workers = Workers(self.state, options.sync_batch_norm, options.by_age)
         self.sums = GradientSums(self.state, losses, options.sync_batch_norm)
         self.workers.flush = self.sums.flush
-        self._check = PlanCheck(self.state, planning, self.notices, options)
+        self._check = PlanCheck(self.state, planning, self.notices, options, losses.several)
         self._active: ActivePlan | None = None
         self.sharding = Sharding()
         self._groups = len(optimizer.param_groups)
@@ -197,6 +198,7 @@ class Execution:
         untried = self.losses.several or plan.sync.asynchronous
         pieces = new.plan.pieces or (1 if untried else None)
         self.pieces = PieceCount(self.world.everyone, possible, pieces)
+        self.workers.follow(FilledPipeline(new, self.model, self.sums) if plan.kept else None)
         self._earlier.append(new)
         self._active = new
         return moved

@@ -39,7 +39,12 @@ class GradientSums:
     @property
     def now(self) -> GradientSync:
         """Of the gradients of the loss whose turn it is."""
-        return self._syncs[self._losses.now.optimizer]
+        return self._syncs[self.optimizer]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """That steps by them."""
+        return self._losses.now.optimizer
 
     def leave(self) -> None:
         """The plan in force ends; tensors are still where they lie under it."""

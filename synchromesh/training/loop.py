@@ -309,9 +309,9 @@ class _Loop:
 
     def _after_step(self, epoch: int, done: int, rows: int, seconds: float, waited: float) -> None:
         step, every = self.trainer.steps, self.checkpoint_every
-        read = step % self.READ_EVERY == 0
+        read, filled = step % self.READ_EVERY == 0, self.trainer.workers.filled
         if read:
-            self._read(epoch)
+            self._read(epoch, filled.late if filled else 0)
         loss = self.losses[-1] if read and self.losses else None
         began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
@@ -322,12 +322,13 @@ class _Loop:
         if saves and not self.loader.last and not self.stopped:
             self._save(f"step-{step}")
 
-    def _read(self, epoch: int) -> None:
-        if self.unread:
-            values = tuple(float(loss) for loss in self.unread)
-            self.unread.clear()
+    def _read(self, epoch: int, under_way: int = 0) -> None:
+        first, count = self.trainer.steps - len(self.unread) + 1, len(self.unread) - under_way
+        if count > 0:
+            values = tuple(map(float, self.unread[:count]))
+            del self.unread[:count]
             self.losses += values
-            self.emit(events.Losses(epoch, self.trainer.steps - len(values) + 1, values))
+            self.emit(events.Losses(epoch, first, values))
 
     def _validate(
         self, epoch: int, losses: list[float], seconds: float, samples_per_second: float

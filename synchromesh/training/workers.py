@@ -31,6 +31,7 @@ from synchromesh.engine.replica import Replica
 from synchromesh.engine.shared_memory import SharedMemory
 from synchromesh.engine.update_server import ServedRecord
 from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.filled_pipeline import FilledPipeline
 from synchromesh.training.outer_step import OuterStep
 from synchromesh.values.fields import to_plain
 from synchromesh.values.holding import Holding, averaged
@@ -51,6 +52,7 @@ class Workers:
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
         self.flush: Callable[[], None] = lambda: None  # takes sums that come late
+        self.filled: FilledPipeline | None = None  # makes the optimizer's steps in backward
         self._served_by = 0  # servers
         self._sums_served = False  # by servers, who step by them
         self._past: list[ServedRecord] = []  # of plans before
@@ -166,6 +168,11 @@ class Workers:
         for parameter in self.leaves.values():
             parameter.grad = None
 
+    def follow(self, filled: FilledPipeline | None) -> None:
+        """The plan in force has a pipeline without a flush, or has none."""
+        self.filled = filled
+        self._past += [filled.stash.record] if filled else []
+
     def _forget_parts(self) -> None:
         """Of gradients by which servers have stepped parts, which become other ones."""
         if self.served is not None:
@@ -187,7 +194,7 @@ class Workers:
             self.served.update()
         elif self._stepped:
             step_some(optimizer, {*self.leaves.values()} - self._stepped)
-        else:
+        elif self.filled is None:
             optimizer.step()
 
     def stepping(
@@ -224,11 +231,12 @@ class Workers:
 
     def end(self) -> int:
         """Workers have made all updates of their steps; bytes that this rank has sent for it."""
-        if self.served is None:
-            return 0
         ledger = self._state.world.ledger
         before = ledger.sent
-        self.served.end()
+        if self.filled is not None:
+            self.filled.drain()
+        if self.served is not None:
+            self.served.end()
         return ledger.sent - before
 
     def longest(self, seconds: float) -> float:
@@ -239,6 +247,8 @@ class Workers:
 
     def drain(self) -> None:
         """Workers have made all updates of their steps, and have what servers keep."""
+        if self.filled is not None:
+            self.filled.drain()
         self.flush()
         if self.served is not None:
             self.served.drain()
@@ -253,9 +263,10 @@ class Workers:
         self._in_common = []
 
     def staleness(self) -> dict[str, Any] | None:
-        """Of the gradients that servers stepped by (`values/staleness.py`).
+        """Of the gradients that servers stepped by (`values/staleness.py`), or stages of a pipeline
+        without a flush.
         None where there are none. All ranks call alike."""
-        if not self._served_by:
+        if not (self._served_by or self.filled):
             return None
         ages, lead = Counter[int](), 0
         for record in self._records:
@@ -274,8 +285,8 @@ class Workers:
         return [*self._past, *([] if self.served is None else [self.served.record])]
 
     def updates(self) -> int | None:
-        """Of a server, the most; None where there are none. All ranks call alike."""
-        if not self._served_by:
+        """Of a server or stage, the most; None where there are none. All ranks call alike."""
+        if not (self._served_by or self.filled):
             return None
         own = sum(record.updates for record in self._records)
         return max(map(int, self._state.world.everyone.all_gather_json(own)))

@@ -15,7 +15,8 @@ Settings:
     @micro_batches=4          into how many parts the global batch is cut, each of which then lies
                               on the data ranks of every stage
     @schedule=gpipe           in which order stages run them (1f1b, gpipe, interleaved,
-                              zero-bubble, zero-bubble-2: with twice the memory)
+                              zero-bubble, zero-bubble-2: with twice the memory; pipedream and
+                              pipedream-2bw: weight_versions.py, where @versions=one is too)
     @global_batch=256         rows of a step over all ranks; a run with another example is refused
     @synchronisation=every-step                      or server:2, local:8: synchronisation.py
     @compression=classifier:powersgd:4,*:int8        what gradients are sent as: compression.py
@@ -40,8 +41,9 @@ from synchromesh.values import compression, document, plan_item
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import MOST, LayoutSpec
 from synchromesh.values.plan_item import SETTINGS, Override, Stage
-from synchromesh.values.schedule import PIPELINES as SCHEDULES
+from synchromesh.values.schedule import SCHEDULES
 from synchromesh.values.synchronisation import EVERY_STEP, Synchronisation, synchronisation
+from synchromesh.values.weight_versions import WeightVersions, kept_versions
 
 __all__ = ["SCHEDULES", "LayoutSpec", "Override", "Plan", "Stage"]
 
@@ -63,12 +65,14 @@ class Plan(document.Document):
     pieces: int | None = None  # that take turns; None: tried in the first steps
     compression: str = compression.NONE  # of gradients
     servers: tuple[int, ...] | None = None  # ranks that compute no rows; None: workers serve too
+    versions: str = "own"  # of weights (weight_versions.py)
 
     def __post_init__(self) -> None:
         self._join_micro_batches()
         object.__setattr__(self, "compression", compression.canonical(self.compression))
         checked = (
             "schedule", "synchronisation", "micro_batches", "global_batch", "pieces", "rows",
+            "versions",
         )  # fmt: skip
         faults = (plan_item.setting_fault(name, getattr(self, name)) for name in checked)
         if fault := next(filter(None, faults), self._rank_fault()):
@@ -368,6 +372,11 @@ class Plan(document.Document):
         """Whether the gradients of weights are made apart from those of inputs."""
         return self.stage_count > 1 and self.schedule.startswith("zero-bubble")
 
+    @cached_property
+    def kept(self) -> WeightVersions | None:
+        """Of a pipeline without a flush."""
+        return kept_versions(self.schedule, self.stage_count, self.versions)
+
     @property
     def compressed(self) -> bool:
         return self.compression != compression.NONE
@@ -375,12 +384,12 @@ class Plan(document.Document):
     @property
     def exact(self) -> bool:
         """Whether it computes what one device does."""
-        return self.sync.exact and not self.compressed
+        return self.sync.exact and not (self.compressed or self.kept)
 
     @property
     def usual(self) -> bool:
         """Whether the planner could have found it: sums of whole gradients in every step."""
-        return self.sync.usual and not self.compressed
+        return self.sync.usual and not (self.compressed or self.kept)
 
 
 def _outermost(pattern: str, module_names: Sequence[str]) -> set[str]:

@@ -13,12 +13,13 @@ from synchromesh.values import document
 from synchromesh.values.fault import near
 from synchromesh.values.fields import Within, of_plain
 from synchromesh.values.layout_spec import MOST, LayoutSpec
-from synchromesh.values.schedule import PIPELINES
+from synchromesh.values.schedule import SCHEDULES
 from synchromesh.values.synchronisation import synchronisation
+from synchromesh.values.weight_versions import VERSIONS
 
 SETTINGS = (
     "stages", "micro_batches", "schedule", "global_batch", "synchronisation", "servers",
-    "compression", "rows", "ranks", "pieces",
+    "compression", "rows", "ranks", "pieces", "versions",
 )  # fmt: skip
 WHOLE_PLAN = ("single", "pipeline", "auto")  # layouts that no component can have on its own
 NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # that is a part of a module path
@@ -234,9 +235,11 @@ def show_setting(name: str, value: Any) -> str:
 def setting_fault(name: str, value: Any) -> str:
     """What is wrong with the value of a setting; nothing where it is not given."""
     match name:
-        case "schedule" if value not in PIPELINES:
-            known = ", ".join(PIPELINES)
-            return f"unknown schedule {value!r}{near(value, PIPELINES)}; known are {known}"
+        case "schedule" if value not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            return f"unknown schedule {value!r}{near(value, SCHEDULES)}; known are {known}"
+        case "versions" if value not in VERSIONS:
+            return f"unknown versions {value!r}; known are {', '.join(VERSIONS)}"
         case "synchronisation":
             return _fault(synchronisation, value)
         case "micro_batches" | "global_batch" | "pieces":

@@ -33,6 +33,8 @@ from typing import Literal, cast
 ActionKind = Literal["F", "B", "W"]
 PIECES = 4  # micro-batches, where taking turns is tried: chosen, not measured against others
 PIPELINES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-2")
+UNFLUSHED = ("pipedream", "pipedream-2bw")  # that stay filled (values/weight_versions.py)
+SCHEDULES = (*PIPELINES, *UNFLUSHED)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -217,7 +219,7 @@ def taking_turns(micro_batches: int, turns: int = 1, at_once: int | None = None)
 
 @lru_cache(maxsize=64)
 def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
-    """The schedule of one of `PIPELINES`. of: the group of each stage.
+    """The schedule of one of `SCHEDULES`. of: the group of each stage.
 
     gpipe         all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965)
     1f1b          a stage holds the activations of few micro-batches (PipeDream-Flush, Narayanan
@@ -229,6 +231,7 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
                   micro-batches than 1f1b's first stage (ZB-H1, Qi et al. 2023, arXiv 2401.10241,
                   section 2.1)
     zero-bubble-2 nearly twice as many: 2 p - 1 (ZB-H2, section 2.2)
+    pipedream, pipedream-2bw   1f1b whose next step begins before this one has ended
 
     Where no group comes again, interleaved is 1f1b; where one group is alone, zero-bubble is.
     Where p groups have v equal stages each, and messages take no time, m micro-batches of f and b
@@ -243,8 +246,8 @@ def pipeline(name: str, of: tuple[int, ...], micro_batches: int) -> Schedule:
 
     The first of each are the paper's of table 2. It leaves out that a first stage waits for its
     first backward and a last one for its first forward: its steps begin one after the other."""
-    if name not in PIPELINES:
-        raise ValueError(f"no schedule {name!r} is built; there are {', '.join(PIPELINES)}")
+    if name not in SCHEDULES:
+        raise ValueError(f"no schedule {name!r} is built; there are {', '.join(SCHEDULES)}")
     listing = _Listing(of, micro_batches, max(of) + 1 if name == "interleaved" else 1)
     if name == "gpipe":
         return listing.schedule("F", "B")

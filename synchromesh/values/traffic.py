@@ -65,6 +65,14 @@ class ExchangeBytes:
     server: int | None
     worker: int | None
 
+    def __str__(self) -> str:
+        """A line of what ranks would send."""
+        ranks = {"each server": self.server, "each worker": self.worker}
+        if None in ranks.values():
+            ranks = {"each rank": self.server or self.worker}
+        sent = ", ".join(f"{size:,} from {name}" for name, size in ranks.items())
+        return f"  {self.word + ':':<12} {sent}"
+
 
 def exchanges(size: int, ranks: int) -> tuple[ExchangeBytes, ...]:
     """By a ring, by one, two and as many servers as ranks, and by one and two more ranks that

@@ -6,12 +6,14 @@ from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
+from synchromesh.values.schedule import UNFLUSHED
+from synchromesh.values.weight_versions import OWN
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """A sentence each, with what to write instead."""
     sharded = any(spec.states != "none" for spec in plan.specs)
-    faults = _of_stages(plan, sharded) | _of_workers(plan, sharded)
+    faults = _of_stages(plan, sharded) | _of_workers(plan, sharded) | _unflushed(plan, sharded)
     return tuple(sentence for sentence, found in faults.items() if found)
 
 
@@ -51,6 +53,23 @@ def _of_workers(plan: Plan, sharded: bool) -> dict[str, bool]:
             plan.compressed and (sharded or sync.servers > 0),
         f"workers that train alone ({word}) send no gradients that could be compressed: leave "
         "@synchronisation or @compression out": plan.compressed and sync.alone,
+    }  # fmt: skip
+
+
+def _unflushed(plan: Plan, sharded: bool) -> dict[str, bool]:
+    """Of pipelines without a flush."""
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    inexact = not plan.sync.usual or plan.compressed
+    return {
+        f"@schedule={plan.schedule} is of stages: write pipeline:stages=2,microbatches=4 with "
+        "it, or @stages": plan.schedule in UNFLUSHED and plan.stage_count == 1,
+        f"@versions={plan.versions} is of @schedule=pipedream: write that, or leave it out":
+            plan.versions != OWN and plan.schedule != "pipedream",
+        f"@schedule={plan.schedule} has one stage on each rank: leave ranks out that come again":
+            plan.kept is not None and len(ranks) > len({*ranks}),
+        f"@schedule={plan.schedule} steps by whole gradients that its stages have: leave sharded "
+        "states (states=, sharded-data), @synchronisation and @compression out":
+            plan.kept is not None and (sharded or inexact),
     }  # fmt: skip
 
 
