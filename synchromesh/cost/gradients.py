@@ -78,13 +78,17 @@ def late_seconds(planned: PlannedStep, profile: Profile) -> float:
     step is shorter."""
     if not planned.plan.sync.late:
         return 0.0
-    return max(
-        sum(
-            collective_seconds("all_reduce", gradient_pattern(its[0]), size, profile)
-            for its in GroupGradients(planned, group).buckets
-            for size in (sum(h.local_bytes for h in its),)
+    return max(sum_seconds(planned, profile, group) for group in range(len(planned.positions)))
+
+
+def sum_seconds(planned: PlannedStep, profile: Profile, group: int) -> float:
+    """Seconds of the all-reduces of a group's buckets, by themselves."""
+    buckets = GroupGradients(planned, group).buckets
+    return sum(
+        collective_seconds(
+            "all_reduce", gradient_pattern(its[0]), sum(h.local_bytes for h in its), profile
         )
-        for group in range(len(planned.positions))
+        for its in buckets
     )
 
 

@@ -98,7 +98,7 @@ def peak_memory(
     held = planned.held(position)
     buckets = [h for h in held if h.summed and not h.scattered] * planned.plan.sync.sums
     resident = dict(alive_bytes.held_bytes(held, profile.state_factor, buckets))
-    copies, states = bytes_apart(held, planned.plan.sync, profile.state_factor)
+    copies, states = bytes_apart(planned, position, profile.state_factor)
     resident["parameters"] += copies
     resident["states"] += states
     walk = _MemoryWalk(planned, profile, position, pieces)
@@ -106,11 +106,11 @@ def peak_memory(
     walk.run()
     moments = (walk.alive.of_highest, alive_bytes.update_bytes(held, profile))
     most = max(moments, key=lambda kinds: sum(kinds.values()))
-    batch: Kinds = {"activations": walk.batch_bytes}
+    batch: Kinds = {"activations": walk.batch_bytes * (2 if planned.plan.kept else 1)}
     always = round(sum(resident.values()))
     return PeakMemory(
         always,
-        always + round(sum(most.values()) + walk.batch_bytes),
+        always + round(sum(most.values()) + sum(batch.values())),
         {k: round(sum(x.get(k, 0.0) for x in (resident, most, batch))) for k in KINDS},
     )
 

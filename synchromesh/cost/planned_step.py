@@ -104,12 +104,20 @@ class PlannedStep:
     @cached_property
     def shortened(self) -> "PlannedStep":
         """With no more micro-batches than tell what is alive: on one stage those between the first
-        and the last, which sends what is summed, do alike."""
+        and the last, which sends what is summed, do alike. A pipeline without a flush has as many
+        under way as stages whatever a step has."""
         plan, enough = self.plan, 3
+        if plan.kept:
+            return self.of_micro_batches(max(plan.micro_batches, plan.stage_count))
         if len(self.stages) > 1 or plan.micro_batches <= enough or plan.default.microbatches:
             return self
-        rows = enough * -(-self.rows // plan.micro_batches)
-        return replace(self, plan=replace(plan, micro_batches=enough), rows=rows)
+        return self.of_micro_batches(enough)
+
+    def of_micro_batches(self, count: int) -> "PlannedStep":
+        """With as many micro-batches, as large as they are."""
+        plan, rows = self.plan, count * -(-self.rows // self.plan.micro_batches)
+        default = replace(plan.default, microbatches=None)
+        return replace(self, plan=replace(plan, default=default, micro_batches=count), rows=rows)
 
     @cached_property
     def ranks(self) -> Sequence[int]:
@@ -166,6 +174,15 @@ class PlannedStep:
     def held(self, position: int) -> list[Holding]:
         """Those that have something at a position."""
         return [h for h in self.holdings.values() if position in h.positions]
+
+    def stashed_bytes(self, position: int) -> int:
+        """Of versions of parameters that a position keeps besides the newest one, at most."""
+        kept = self.plan.kept
+        if kept is None:
+            return 0
+        stage = next(s for s, g in enumerate(self.of) if position in self.positions[g])
+        trained = (h for h in self.held(position) if h.tensor.trained)
+        return kept.behind(stage) * sum(h.bytes_at(position) for h in trained)
 
     def trained(self, component: int) -> list[Holding]:
         """Where the parameters of a component lie that are trained."""
@@ -263,15 +280,15 @@ def sharded_bytes(held: Sequence[Holding]) -> int:
     return sum(h.parts * h.kept_bytes for h in held)
 
 
-def bytes_apart(
-    held: Sequence[Holding], sync: Synchronisation, state_factor: float
-) -> tuple[float, float]:
-    """Bytes of parameters and of states that a worker has of its own, besides what is kept: what
-    it computes with where servers keep that, with the states of its own steps; where an outer step
-    begins, and its momentum."""
+def bytes_apart(planned: PlannedStep, position: int, state_factor: float) -> tuple[float, float]:
+    """Bytes of parameters and of states that a rank has of its own, besides what is kept: what a
+    worker computes with where servers keep that, with the states of its own steps; older versions;
+    where an outer step begins, and its momentum."""
+    held, sync = planned.held(position), planned.plan.sync
     replicas = float(sum(h.local_bytes for h in held if h.replica))
     outer = 2.0 * sum(h.kept_bytes for h in held if h.alone) * sync.outer_step
-    return replicas, outer + state_factor * replicas * sync.steps_itself
+    states = outer + state_factor * replicas * sync.steps_itself
+    return replicas + planned.stashed_bytes(position), states
 
 
 def link_seconds(planned: PlannedStep, profile: Profile) -> float:
@@ -332,3 +349,16 @@ def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profi
     if curve is None:
         raise Unmeasured(f"{kind} on {ranks.size} ranks (stride {ranks.stride}) was not measured")
     return curve(payload)
+
+
+def update_seconds(
+    planned: PlannedStep, profile: Profile, positions: Sequence[int],
+    ranks: Sequence[int] | None = None,
+) -> float:  # fmt: skip
+    """Seconds of the optimizer's step at these positions, on the slowest of `ranks`, or of
+    theirs; it was measured on all's."""
+    ranks = [planned.ranks[p] for p in positions] if ranks is None else ranks
+    trained = [h for h in planned.held(positions[0]) if h.tensor.trainable]
+    byte, tensor = profile.update_byte, profile.update_tensor
+    slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
+    return slowest * profile.relative_slowdown(ranks)

@@ -9,6 +9,9 @@ backward goes on. Then the optimizer steps.
               slowest group, + step of calls + host
 
 Every duration is of a component, a collective or a message; no step of the plan has been run.
+A pipeline without a flush (values/weight_versions.py) makes updates within its walk, and a step of
+it is the time between two of many (cost/filled.py).
+
 Where ranks of a stage differ in speed or rows, a component takes what it takes on the slowest:
 they meet at every collective, and at the end of the step in any case."""
 
@@ -16,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from synchromesh.cost.filled import last_step, runs, seconds_within
 from synchromesh.cost.gradients import GradientSeconds, GroupGradients, late_seconds
 from synchromesh.cost.planned_step import (
     ComputeShare,
@@ -28,6 +32,7 @@ from synchromesh.cost.planned_step import (
     measured,
     pattern,
     shard_seconds,
+    update_seconds,
     walked,
 )
 from synchromesh.cost.timeline import Links, RecordedSpan, Spans, Timeline, Timelines
@@ -64,29 +69,49 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What each device group does in a step, in order, and the seconds of its optimizer."""
+    """What each device group does in a step, in order, and the seconds of its optimizer. run: of
+    many steps, of which this is one that goes on while others do."""
 
     groups: tuple[tuple[RecordedSpan, ...], ...]
     updates: tuple[float, ...]
     time: StepTime
+    run: "Recorded | None" = None
 
 
 def step_time(planned: PlannedStep, profile: Profile, pieces: int = 1) -> StepTime:
     """The predicted time of one step. pieces: how many pieces take turns on the only stage.
     Unmeasured: by its name."""
-    return _walk(planned, profile, pieces, False).time
+    return _recorded(planned, profile, pieces, False).time
 
 
 def recorded(
     planned: PlannedStep, profile: Profile, pieces: int = 1, links: Links | None = None
 ) -> Recorded:
     """The same step, with what goes on in it. links: that traffic of all device groups shares."""
-    return _walk(planned, profile, pieces, True, links)
+    return _recorded(planned, profile, pieces, True, links)
+
+
+def _recorded(
+    planned: PlannedStep, profile: Profile, pieces: int, record: bool, links: Links | None = None
+) -> Recorded:
+    if not planned.plan.kept:
+        return _walk(planned, profile, pieces, record, links)
+    within = seconds_within(planned, profile)
+    before, run = (_walk(r, profile, pieces, record, links, within) for r in runs(planned))
+    a, b, calls = before.time, run.time, profile.calls.step + profile.host
+    time = StepTime(
+        b.seconds - a.seconds + calls, b.forward - a.forward, b.backward - a.backward, 0.0,
+        b.computed - a.computed, b.waited - a.waited, pieces,
+    )  # fmt: skip
+    return Recorded(last_step(run.groups, time.seconds - calls), run.updates, time, run)
 
 
 def _walk(
-    planned: PlannedStep, profile: Profile, pieces: int, record: bool, links: Links | None = None
-) -> Recorded:
+    planned: PlannedStep, profile: Profile, pieces: int, record: bool, links: Links | None = None,
+    within: Sequence[float] = (),
+) -> Recorded:  # fmt: skip
+    """within: seconds of an update on each group behind each micro-batch's backward; none: there
+    is one at the end."""
     traffic = Traffic(planned, profile, pieces)
     lists = planned.instructions(pieces)
     lines = [Timeline(profile.overlap, profile.device) for _ in lists]
@@ -95,11 +120,10 @@ def _walk(
     timelines = Timelines(lines, links)
     gradients = (GroupGradients(planned, group, pieces) for group in range(len(lists)))
     sums = (GradientSeconds(of_group, profile, timelines) for of_group in gradients)
-    walks = [_GroupWalk(traffic, timelines, of_group) for of_group in sums]
+    walks = [_GroupWalk(traffic, timelines, of_group, within) for of_group in sums]
     timelines.walk([walk.spans(own) for walk, own in zip(walks, lists, strict=True)])
     updates = [
-        _update(planned, profile, its, [planned.ranks[p] for p in its])
-        for its in planned.positions
+        0.0 if within else update_seconds(planned, profile, its) for its in planned.positions
     ]
     ends = [line.clock + update for line, update in zip(lines, updates, strict=True)]
     last = ends.index(max(ends))
@@ -198,7 +222,11 @@ class Traffic:
 class _GroupWalk:
     """What one device group does in a step, in seconds."""
 
-    def __init__(self, traffic: Traffic, timelines: Timelines, gradients: GradientSeconds) -> None:
+    def __init__(
+        self, traffic: Traffic, timelines: Timelines, gradients: GradientSeconds,
+        within: Sequence[float],
+    ) -> None:  # fmt: skip
+        self.within = within[gradients.group] if within else 0.0  # seconds of updates
         self.traffic, self.timelines, self.gradients = traffic, timelines, gradients
         self.planned, self.group, self.line = traffic.planned, gradients.group, gradients.line
         group = self.group
@@ -265,6 +293,7 @@ class _GroupWalk:
                 yield from self.traffic.end(self.line, item, action)
         if action.kind == self.last and not action.turn and not shared:
             yield from self.gradients.end_backward(action.stage)
+            yield from self.line.compute(self.within)
 
     def _share(self, item: ComputeShare, action: Action) -> Spans:
         i = item.component
@@ -353,7 +382,7 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
     most = max(data for data, _ in programs)
     slowdowns = profile.relative_slowdowns
     everyone = range(len(slowdowns))
-    slowest = _update(planned, profile, range(planned.devices), everyone)
+    slowest = update_seconds(planned, profile, range(planned.devices), everyone)
     update = slowest / max(slowdowns)  # of the quickest
 
     def seconds(rank: int, share: float) -> float:
@@ -364,14 +393,3 @@ def computing(planned: PlannedStep, profile: Profile) -> Callable[[int, float], 
         return total
 
     return seconds
-
-
-def _update(
-    planned: PlannedStep, profile: Profile, positions: Sequence[int], ranks: Sequence[int]
-) -> float:
-    """Seconds of the optimizer's step at these positions, on the slowest of `ranks`; it was
-    measured on all's."""
-    trained = [h for h in planned.held(positions[0]) if h.tensor.trainable]
-    byte, tensor = profile.update_byte, profile.update_tensor
-    slowest = byte * sum(h.kept_bytes for h in trained) + tensor * len(trained)
-    return slowest * profile.relative_slowdown(ranks)

@@ -57,15 +57,17 @@ def simulated(
     planned: PlannedStep, made: Recorded, variation: Variation,
     messages: MessageSeconds = NO_MESSAGES,
 ) -> SimulatedStep:  # fmt: skip
-    """The recorded step on devices that differ; where they do not, one draw says it. messages: of
-    workers that go on without each other."""
+    """The recorded step on devices that differ; where they do not, one draw says it. A step that
+    goes on while others do is longer as all of these are. messages: of workers that go on without
+    each other."""
     ranks = [[planned.ranks[p] for p in its] for its in planned.positions]
     sync, alike = planned.plan.sync, not variation.jitter
     together = 1 if alike else max(1, sync.steps)  # steps from one meeting to the next
     draws = 1 if alike else together * max(1, DRAWS // together)
-    replay = Replay(made, ranks, variation, draws)
+    run = made.run or made
+    replay = Replay(run, ranks, variation, draws)
     if not sync.alone:
-        drawn = replay.seconds()
+        drawn = replay.seconds() * (made.time.seconds / run.time.seconds)
         return SimulatedStep(made, drawn, parts(made, float(drawn.mean())))
     own = replay.worker_seconds(_workers(planned))
     if sync.asynchronous:

@@ -249,6 +249,17 @@ def test_what_weights_wait_for_is_there_until_their_gradients(
         assert more - some == most * 4 * 4 * 1000
 
 
+@pytest.mark.parametrize(
+    ("word", "versions"), [("pipedream", (2, 1)), ("pipedream-2bw", (2, 2)), ("1f1b", (1, 1))]
+)
+def test_versions_of_weights_are_always_there(word: str, versions: tuple[int, int]) -> None:
+    parts = [{"parameters": {"a": 10}}, {"parameters": {"b": 2}}]
+    plan = f"data; @stages=0:c0/1:c1; @micro_batches=2; @schedule={word}"
+    planned = drawn(parts, [Layout(1, 1, first=p) for p in (0, 1)], 4, plan)
+    found = peak_memories(planned, known(planned, *[memory(0, 0, 0, 0)] * 2))
+    assert [f.resident for f in found] == [40 * versions[0], 8 * versions[1]]
+
+
 def test_each_device_holds_its_stages_parameters() -> None:
     tied = [{"parameters": {"w": 10, "a": 1}}, {"parameters": {"b": 2}}, {"parameters": {"w": 10}}]
     layouts = [Layout(1, 1, first=p) for p in (0, 1, 2)]

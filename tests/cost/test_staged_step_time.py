@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
-from synchromesh.cost.step_time import DIVIDED, Traffic, best_pieces, step_time
+from synchromesh.cost.step_time import DIVIDED, Traffic, best_pieces, recorded, step_time
+from synchromesh.simulator.replay import Variation
+from synchromesh.simulator.step import simulated
 from synchromesh.trace.partition.local import Division, Input, Output
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.layout import Layout
@@ -68,6 +70,27 @@ def test_equal_stages_without_traffic(schedule: str, stages: int, count: int) ->
     assert found.computed == 3 * count and found.forward + found.backward == found.seconds - 0.5
     idle = (stages - 1) / (count + stages - 1)
     assert found.waited / (found.seconds - 0.5) == pytest.approx(idle)
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 4), (3, 2), (4, 1)])
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_a_pipeline_that_stays_filled_waits_for_nothing(
+    schedule: str, stages: int, count: int
+) -> None:
+    """m (f + b); simulated, it is as long."""
+    cuts = "/".join(f"{s}:c{s}" for s in range(stages))
+    planned = chained(
+        [at(s) for s in range(stages)],
+        f"@stages={cuts}; @micro_batches={count}; @schedule={schedule}",
+    )
+    told_of = told(planned, host=0.5)
+    made = recorded(planned, told_of)
+    assert made.time == step_time(planned, told_of)
+    assert made.time.seconds == pytest.approx(count * 3 + 0.5) and made.time.waited == 0.0
+    walked = simulated(planned, made, Variation())
+    assert walked.seconds == pytest.approx(made.time.seconds)
+    assert walked.shares["bubble"] == 0.0 and sum(walked.shares.values()) == pytest.approx(1)
+    assert {(spans[0].begin, spans[-1].end) for spans in made.groups} == {(0.0, 3.0 * count)}
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
