@@ -24,6 +24,7 @@ from synchromesh.verify.compressed import PlayedCompression
 from synchromesh.verify.deviation import TOLERANCE, Deviations
 from synchromesh.verify.reference import computed
 from synchromesh.verify.replay import OrderReplay
+from synchromesh.verify.versions import VersionReplay
 from synchromesh.verify.workers import Workers
 from synchromesh.workloads.workload import Workload
 
@@ -161,6 +162,7 @@ def _compare(
     compared = Deviations(trainer, tolerance)
     sync, wild = trainer.plan.sync, trainer.plan.sync.in_common and trainer.workers.count > 1
     train = _wild if wild else _replay if sync.servers and sync.asynchronous else _train
+    train = _unflushed if trainer.plan.kept else train
     sent = train(trainer, reference, compared, workload, steps, DTYPES[dtype])
     deviations = compared.document()
     held = trainer.gather_numbers(parameter_bytes(trainer))
@@ -193,6 +195,8 @@ def _compare(
 
 def _reason(plan: Plan, wild: bool) -> str:
     """Why a plan does not compute what one device does."""
+    if plan.kept:
+        return plan.kept.sentence
     if plan.compressed:
         return LOSSY.format(plan.compression)
     if plan.sync.asynchronous:
@@ -284,6 +288,15 @@ def _replay(
     sent = trainer.gather_numbers(within + (between + ledger.sent) // steps)
     replay.compare(steps)
     return sent
+
+
+def _unflushed(
+    trainer: Trainer, reference: nn.Module, deviations: Deviations, workload: Workload, steps: int,
+    dtype: torch.dtype,
+) -> list[int]:  # fmt: skip
+    """Trains a pipeline without a flush and one process that keeps its versions of weights."""
+    replay = VersionReplay(trainer, reference, workload, deviations)
+    return replay.train(global_batches(workload, steps, dtype))
 
 
 def _wild(

@@ -76,16 +76,8 @@ class Workers:
 
     @property
     def joint(self) -> Computed | None:
-        """The loss of all rows: the workers' means, weighted."""
-        made = [of for of in self._latest if of is not None]
-        if len(made) < 2:
-            return made[0] if made else None
-        weights = torch.tensor([float(of.values["weight"][""]) for of in made])
-        weights = weights.double() / weights.double().sum()
-        losses = torch.stack([of.values["loss"][""].double().cpu() for of in made])
-        floors = torch.tensor([of.floors["loss"][""] for of in made]).double()
-        value, floor = weights @ losses, float(weights @ floors)
-        return Computed({"loss": {"": value}}, {"loss": {"": floor}})
+        """The loss of all rows."""
+        return joint_loss([of for of in self._latest if of is not None])
 
     def gathered(self, gradients: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The plan's gradients on each worker, complete on rank 0."""
@@ -130,6 +122,18 @@ class Workers:
         if self._every and self._apart:
             self._take_mean()
         return self._alone[0].trained() if self._alone else None
+
+
+def joint_loss(made: Sequence[Computed]) -> Computed | None:
+    """The mean of those of parts of a batch, weighted; None of no part."""
+    if len(made) < 2:
+        return made[0] if made else None
+    weights = torch.tensor([float(of.values["weight"][""]) for of in made])
+    weights = weights.double() / weights.double().sum()
+    losses = torch.stack([of.values["loss"][""].double().cpu() for of in made])
+    floors = torch.tensor([of.floors["loss"][""] for of in made]).double()
+    value, floor = weights @ losses, float(weights @ floors)
+    return Computed({"loss": {"": value}}, {"loss": {"": floor}})
 
 
 def joint_buffers(
