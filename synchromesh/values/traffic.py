@@ -71,7 +71,7 @@ class ExchangeBytes:
         if None in ranks.values():
             ranks = {"each rank": self.server or self.worker}
         sent = ", ".join(f"{size:,} from {name}" for name, size in ranks.items())
-        return f"  {self.word + ':':<12} {sent}"
+        return f"  {self.word + ':':<20} {sent}"
 
 
 def exchanges(size: int, ranks: int) -> tuple[ExchangeBytes, ...]:

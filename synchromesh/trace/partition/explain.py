@@ -23,6 +23,7 @@ from synchromesh.values.traffic import (
     batch_norm_collectives,
     exchanges,
 )
+from synchromesh.values.weight_versions import counts, updates
 
 from .gradient_traffic import component_sums, gradient_traffic
 from .local import Communication, Input, LocalComponent, Partition, crossings, deliveries
@@ -89,6 +90,7 @@ class Explanation:
     merged: str  # why components that might stand alone are one, or ""
     micro_batches: int  # that the plan cuts the global batch into
     schedule: str  # by which stages run them; "" where there is one stage
+    versions: tuple[int, ...]  # of weights, kept by each stage; () where they are flushed
     data_ranks: int  # the largest data degree
     gradient_bytes: int  # that these sum, the most of a rank
     exchanges: tuple[ExchangeBytes, ...]  # what rings and servers send for that
@@ -132,6 +134,7 @@ def explain(
         "synchronised" if sync_batch_norm else "per row block", step.reason,
         f"{', '.join(step.coupling)}: {step.coupled}" if step.coupling else "",
         step.merged, len(applied.micro_batches), plan.schedule if len(stages) > 1 else "",
+        counts(plan.kept),
         data, size, exchanges(size, data) if data > 1 and size else (),
     )  # fmt: skip
 
@@ -159,9 +162,13 @@ class _AppliedPlan:
     def micro_batches(self) -> tuple[tuple[int, int], ...]:
         return self.plan.micro_rows(self.rows)
 
+    @property
+    def updates(self) -> int:
+        return updates(self.plan.kept, len(self.micro_batches))
+
     def sent_bytes(self, position: int) -> int:
-        count, gradients = TrafficCount(), gradient_traffic(self.made, self.holding, position)
-        seldom = Fraction()
+        gradients = [*gradient_traffic(self.made, self.holding, position)] * self.updates
+        count, seldom = TrafficCount(), Fraction()
         for kind, payload, ranks in chain(self._moves(position), gradients):
             count.add(kind, payload, ranks)
         for s in self._shards(position):
@@ -231,7 +238,7 @@ class _AppliedPlan:
         """Sums of gradients and means of parameters, by number of ranks."""
         own = [self.holding[p.name] for p in local.component.parameters if p.trainable]
         for kind, size, ranks in component_sums(own):
-            yield SentCollective(kind, "gradient", size, ranks)
+            yield SentCollective(kind, "gradient", size, ranks, self.updates)
         means, every = Counter[int](), self.plan.sync.steps  # bytes
         for h in own:
             means[h.layout.data] += h.local_bytes * h.averaged * (every > 0)
@@ -318,30 +325,21 @@ def _head(explanation: Explanation) -> list[str]:
         f"(batch norm {explanation.batch_norm})",
     ]
     if explanation.exchanges:
-        out.append(
-            f"{explanation.gradient_bytes:,} bytes of gradients a rank and step, over "
-            f"{explanation.data_ranks} data ranks, would send"
-        )
-        out += map(_exchange, explanation.exchanges)
+        ranks = f"over {explanation.data_ranks} data ranks, would send"
+        out.append(f"{explanation.gradient_bytes:,} bytes of gradients a rank and step, {ranks}")
+        out += map(str, explanation.exchanges)
     if explanation.opaque:
         out.append(f"one opaque component, of which nothing is sharded: {explanation.opaque}")
     if explanation.merged:
         out.append(f"components that might stand alone are one: {explanation.merged}")
     if explanation.coupled:
         out.append(f"rows depend on each other, each rank computes all: {explanation.coupled}")
-    if explanation.micro_batches > 1:
+    if explanation.micro_batches > 1 or explanation.versions:
         how = f", schedule {explanation.schedule}" if explanation.schedule else ""
+        if explanation.versions:
+            how += f" without a flush, {_list(explanation.versions)} versions of weights by stage"
         out.append(f"{explanation.micro_batches} micro-batches{how}")
     return out
-
-
-def _exchange(exchange: ExchangeBytes) -> str:
-    """A line of the bytes that ranks would send by a word."""
-    ranks = {"each server": exchange.server, "each worker": exchange.worker}
-    if None in ranks.values():
-        ranks = {"each rank": exchange.server or exchange.worker}
-    sent = ", ".join(f"{size:,} from {name}" for name, size in ranks.items())
-    return f"  {exchange.word + ':':<20} {sent}"
 
 
 def _of_component(
@@ -391,5 +389,5 @@ def _placements(part: ComponentExplanation) -> list[str]:
 
 
 def _list(numbers: tuple[int, ...]) -> str:
-    equal = len(set(numbers)) == 1
-    return f"{numbers[0]:,} (all)" if equal else ", ".join(f"{n:,}" for n in numbers)
+    shown = [f"{n:,}" for n in numbers]
+    return f"{shown[0]} (all)" if len({*shown}) == 1 else ", ".join(shown)
