@@ -3,6 +3,8 @@
     single           one device
     data, tensor     every component alike, by that kind of parallelism alone
     pipeline         a stage on each device; the planner chooses the number of micro-batches
+    gpipe, zero-bubble, pipedream, pipedream-2bw     the same in that schedule; the last two keep
+                     the pipeline filled with gradients of older weights
     hybrid           the best mixture of these that is the same for every component, by the planner
     auto             the planner's plan, which may change while training runs
     server           all sum gradients at the first one, which sends the parameters back
@@ -22,6 +24,7 @@ from collections.abc import Iterable
 
 from synchromesh.values.fault import near
 from synchromesh.values.plan import Plan
+from synchromesh.values.schedule import UNFLUSHED
 from synchromesh.values.unsupported import unsupported
 
 NAMED = {
@@ -36,10 +39,17 @@ NAMED = {
     "int8": "data; @compression=int8",
     "powersgd": "data; @compression=powersgd:4",
 }
-OURS = ("single", "data", "tensor", "pipeline", "hybrid", "auto", *NAMED)
+SCHEDULED = ("gpipe", "zero-bubble", *UNFLUSHED)  # others than 1f1b
+OURS = ("single", "data", "tensor", "pipeline", *SCHEDULED, "hybrid", "auto", *NAMED)
 TORCH_PIPELINE = "torch-pipeline"
 RIVALS = ("ddp", "fsdp2", TORCH_PIPELINE)
-ROW_EACH = ("data", "pipeline", *NAMED, *RIVALS)  # that give each device rows of the batch
+ROW_EACH = (
+    "data",
+    "pipeline",
+    *SCHEDULED,
+    *NAMED,
+    *RIVALS,
+)  # that give each device rows of the batch
 NAMES = (*OURS, *RIVALS)
 DEFAULT = ("single", "data", "tensor", "pipeline", "hybrid", "auto")
 
@@ -68,13 +78,14 @@ def patterns(names: Iterable[str]) -> dict[str, str]:
 def plans(name: str, devices: int, batch: int) -> list[str]:
     """The plans that a strategy of ours stands for, of which the planner takes the quickest.
     ValueError where there is none on so many devices."""
-    if name == "pipeline":
+    if name in ("pipeline", *SCHEDULED):
         if batch < devices:
             raise ValueError(
-                f"pipeline needs a row of the batch for each stage: {devices} devices are as many "
+                f"{name} needs a row of the batch for each stage: {devices} devices are as many "
                 f"stages, there are {batch} rows"
             )
-        return _pipelines(devices, 1, batch)
+        order = "" if name == "pipeline" else f"; @schedule={name}"
+        return [plan + order for plan in _pipelines(devices, 1, batch)]
     return _mixtures(devices, batch) if name == "hybrid" else [NAMED.get(name, name)]
 
 

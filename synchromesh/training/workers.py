@@ -263,9 +263,8 @@ class Workers:
         self._in_common = []
 
     def staleness(self) -> dict[str, Any] | None:
-        """Of the gradients that servers stepped by (`values/staleness.py`), or stages of a pipeline
-        without a flush.
-        None where there are none. All ranks call alike."""
+        """Of the gradients that servers, or stages without a flush, stepped by
+        (`values/staleness.py`). None where there are none. All ranks call alike."""
         if not (self._served_by or self.filled):
             return None
         ages, lead = Counter[int](), 0
