@@ -8,6 +8,7 @@
     unequal         the same with two hosts at half speed: `auto` is at least 1.25 times as fast as
                     stages of equally many blocks
     --bubble        the part of a step in which ranks wait (benchmarks/bubble.py)
+    --filled        pipelines without a flush beside those with one (benchmarks/filled.py)
 
 Strategies (benchmarks/strategy.py) run in turns in the same processes (benchmarks/turns.py), on
 the same model (benchmarks/deep.py), weights, batch and optimizer; ratios are medians of five
@@ -22,7 +23,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks import bubble
+from benchmarks import bubble, filled
 from benchmarks.deep import Shape
 from benchmarks.machine import machine
 from benchmarks.part import Part
@@ -127,8 +128,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--parts", default=",".join(PARTS), help="which (default: all)")
     parser.add_argument("--only", default="", help="strategies that begin with one of these")
-    parser.add_argument("--rounds", type=int, help="default 5; 3 with --bubble")
+    parser.add_argument("--rounds", type=int, help="default 5; 3 with --bubble and --filled")
     parser.add_argument("--bubble", action="store_true", help="how long stages wait")
+    parser.add_argument("--filled", action="store_true", help="pipelines without a flush")
     parser.add_argument("--sides", default="ours", help="with --bubble: ours,torch compares both")
     parser.add_argument("--json", action="store_true", help="one document on standard output")
     options = parser.parse_args()
@@ -139,6 +141,8 @@ def main() -> int:
     try:
         if options.bubble:
             return bubble.main(options)
+        if options.filled:
+            return filled.main(options)
         for name in names:
             part, goals = PARTS[name]
             told[name] = summary(goals, chosen(options, part).run())

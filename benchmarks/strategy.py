@@ -24,11 +24,14 @@ from torch import Tensor, nn
 
 from benchmarks import deep
 from benchmarks.deep import Shape
+from synchromesh.cost.planned_step import PlannedStep
 
 TENSOR = "tensor; @pieces=1"
 # how often a rank comes in the chain
 VISITS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
 ALONE = ("zero-bubble",)  # of ours: torch has none for one stage a rank
+# of ours as well; of these a step ends before it is done, so that they are timed apart (filled.py)
+UNFLUSHED = {"pipedream": 1, "pipedream-2bw": 1}
 
 
 class Strategy(Protocol):
@@ -56,7 +59,7 @@ class Pipeline:
     @property
     def stages(self) -> int:
         """Of all ranks."""
-        return self.ranks * VISITS[self.schedule]
+        return self.ranks * (VISITS | UNFLUSHED)[self.schedule]
 
     def plan(self, shape: Shape) -> str:
         """The same as a plan of Synchromesh."""
@@ -182,7 +185,8 @@ class Piped:
 
 
 class Ours:
-    """Synchromesh under a plan; its loss is the global one on every rank."""
+    """Synchromesh under a plan; its loss is the global one on every rank, of which the first gives
+    it: where others are still computing it, nobody else has to wait."""
 
     def __init__(self, shape: Shape, plan: str) -> None:
         import synchromesh as sm
@@ -195,7 +199,16 @@ class Ours:
 
     def step(self) -> Tensor:
         value: Tensor = self.trainer.step(self.batch)
-        return value / dist.get_world_size()
+        return torch.zeros((), dtype=torch.float64) if self.trainer.rank else value
+
+    @property
+    def stashed(self) -> tuple[int, int]:
+        """Bytes of older weights on this rank, and as predicted."""
+        t = self.trainer
+        filled, rows = t.workers.filled, len(self.batch[0])
+        planned = PlannedStep(t.partition, t.state.holdings, t.plan, t.world.size, rows)
+        place = planned.ranks.index(t.rank)
+        return filled.stash.most_bytes if filled else 0, planned.stashed_bytes(place)
 
     def close(self) -> None:
         self.trainer.close()

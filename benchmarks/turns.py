@@ -29,12 +29,14 @@ MOST = 6  # steps of a turn
 @dataclass(frozen=True)
 class Job:
     """What the ranks of one run do. checked: first steps, whose losses are compared; at least two,
-    as torch's pipelining runs a forward more in the first, to learn the shapes."""
+    as torch's pipelining runs a forward more in the first, to learn the shapes. steps: of a turn,
+    at least."""
 
     strategies: tuple[str, ...]
     shape: Shape = field(default_factory=Shape)
     rounds: int = 5
     checked: int = 3
+    steps: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -53,6 +55,7 @@ class Measured:
     losses      of the first steps; warm: seconds of the last of them, before the rounds
     plan        in force, of a strategy of ours; predicted: seconds of a step
     alive       micro-batches that the first stage has activations of at once
+    stashed     bytes of older weights on each rank, and as predicted (stashed_due)
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -63,6 +66,8 @@ class Measured:
     plan: str = ""
     predicted: float | None = None
     alive: int = 0
+    stashed: list[float] = field(default_factory=list)
+    stashed_due: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -140,13 +145,15 @@ def measure(job: Job) -> dict[str, Measured]:
         strategies[name], found[name] = begin(name, job)
     for turn in range(job.rounds):
         for name in job.strategies if turn % 2 == 0 else job.strategies[::-1]:
-            steps = max(1, min(MOST, int(SECONDS / found[name].warm)))
+            steps = max(job.steps, min(MOST, int(SECONDS / found[name].warm)))
             seconds, busy = timed(strategies[name], steps)
             found[name].seconds.append(seconds)
             found[name].busy.append(busy)
         taken = ", ".join(f"{name} {m.seconds[-1]:.3f}" for name, m in found.items())
         say(f"round {turn + 1} of {job.rounds}: {taken} s")
-    for strategy in strategies.values():
+    for name, strategy in strategies.items():
+        if isinstance(strategy, Ours):
+            found[name].stashed, found[name].stashed_due = map(gathered, strategy.stashed)
         strategy.close()
     return found
 
