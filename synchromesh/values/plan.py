@@ -85,8 +85,7 @@ class Plan(document.Document):
         if faults := plan_item.stage_faults(self.stages):
             return "; ".join(faults)
         order = self.ranks or self._stage_ranks()
-        word, count = self.synchronisation, self.sync.servers
-        if fault := plan_item.servers_fault(self.servers, word, count):
+        if fault := plan_item.servers_fault(self.servers, self.synchronisation, self.sync.servers):
             return fault
         wrong = len(set(order)) < len(order) or any(not 0 <= r < MOST.degree for r in order)
         if self.ranks == () or wrong:
