@@ -107,8 +107,8 @@ def _bucket(sync: GradientSync, error: Planted) -> FlatBucket:
 def _twice(patch: pytest.MonkeyPatch, error: Planted) -> None:
     right = GradientSync.finish
 
-    def finish(sync: GradientSync, scale: float | None = None) -> None:
-        right(sync, scale)
+    def finish(sync: GradientSync, *given: Any) -> None:
+        right(sync, *given)
         bucket = _bucket(sync, error)
         bucket.group.all_reduce(bucket.flat, counted=False)
 
@@ -119,8 +119,8 @@ def _stale_bucket(patch: pytest.MonkeyPatch, error: Planted) -> None:
     right = GradientSync.finish
     before: list[Tensor] = []
 
-    def finish(sync: GradientSync, scale: float | None = None) -> None:
-        right(sync, scale)
+    def finish(sync: GradientSync, *given: Any) -> None:
+        right(sync, *given)
         bucket = _bucket(sync, error)
         now = bucket.flat.clone()
         if before and bucket.group.world.rank == error.rank:

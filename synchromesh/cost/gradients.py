@@ -21,7 +21,7 @@ from synchromesh.cost.timeline import Spans, Timelines, Way
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules, completing
 from synchromesh.values.holding import Holding
-from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.profile import Pattern, Profile, ServerMessages
 from synchromesh.values.schedule import Action
 from synchromesh.values.traffic import CollectiveKind, Servers
 
@@ -147,7 +147,8 @@ class GradientSeconds:
         if (serving := bucket[0].serving) is not None and bucket[0].scattered:
             ranks, seconds = gradient_pattern(bucket[0]), shard_seconds("", bucket, self.profile)
             _, way = _ways(serving, ranks)
-            self.line.depart(("fetch", number), "send", seconds, ("fetch", ranks), way)
+            lane = ServerMessages("fetch", ranks, serving.count)
+            self.line.depart(("fetch", number), "send", seconds, lane, way)
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
         for event in events:
@@ -168,7 +169,8 @@ class GradientSeconds:
             kind: CollectiveKind = "reduce_scatter"
             seconds = shard_seconds(kind, bucket, self.profile)
             if (serving := bucket[0].serving) is not None:
-                kind, lane, (way, _) = "send", ("push", ranks), _ways(serving, ranks)
+                kind, lane = "send", ServerMessages("push", ranks, serving.count)
+                way, _ = _ways(serving, ranks)
         else:  # where a second one follows, as if it were a part of the first
             kind, seconds = collectives(bucket)[0][0], 0.0
             for each, payload in collectives(bucket):

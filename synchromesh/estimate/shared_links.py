@@ -1,9 +1,9 @@
 """What traffic of a step gets of links beside other traffic that goes on at the same time.
 
 A lane is what goes one after another (`cost/timeline.py`): the collectives of a pattern in a
-device group, or the messages of a kind from a stage to another one. It takes every link between
-hosts that a flow of it goes through, as often as flows do, and its flows are all as quick as the
-slowest. Lanes rise together until a link of theirs is full (`fair_shares.py`):
+device group, its messages with servers, or those of a kind from a stage to another one. It takes
+every link between hosts that a flow of it goes through, as often as flows do, and its flows are
+all as quick as the slowest. Lanes rise together until a link of theirs is full (`fair_shares.py`):
 
     share of a lane  =  min(1, rate beside the others / rate for which its curve stands)
 
@@ -11,7 +11,7 @@ The curve of a collective stands for all device groups that do the same at once
 (`network.curves`), that of messages for themselves."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, cast
 
 import numpy as np
@@ -21,7 +21,7 @@ from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.estimate.fair_shares import NONE, fair_shares
 from synchromesh.estimate.network import crossings_of
 from synchromesh.values.cluster import Cluster
-from synchromesh.values.profile import Pattern
+from synchromesh.values.profile import Pattern, ServerMessages
 
 # A device group and its pattern, all groups and one that goes beyond each of them, as sums of what
 # several stages use do, or all and a message's kind and stages.
@@ -48,7 +48,8 @@ class SharedLinks:
 
     def lane(self, group: int, of: object) -> Lane | None:
         """That of a pattern or of messages; None where it takes no link between hosts."""
-        inside = isinstance(of, Pattern) and of.size * of.stride <= len(
+        ranks = of.ranks if isinstance(of, ServerMessages) else of
+        inside = isinstance(ranks, Pattern) and ranks.size * ranks.stride <= len(
             self.planned.positions[group]
         )
         lane = (group if inside else self.ALL, of)
@@ -107,13 +108,15 @@ class SharedLinks:
         flows = np.bincount(links[links != NONE], minlength=len(levels.capacities))
         return flows, min(c.fills for c in found)
 
-    def _talking(self, lane: Lane) -> Iterable[list[int]]:
+    def _talking(self, lane: Lane) -> Iterable[Sequence[int]]:
         """The ranks of each group of a pattern, or of those between which a message goes."""
         planned, (group, of) = self.planned, lane
-        if isinstance(of, Pattern):
+        if isinstance(of, Pattern | ServerMessages):
+            ranks = of if isinstance(of, Pattern) else of.ranks
             its = range(planned.devices) if group == self.ALL else planned.positions[group]
-            for places in of.groups(len(its)):
-                yield [planned.ranks[its[p]] for p in places]
+            for places in ranks.groups(len(its)):
+                talking = [planned.ranks[its[p]] for p in places]
+                yield from [talking] if isinstance(of, Pattern) else of.pairs(talking)
             return
         kind, source, target = cast(tuple[str, int, int], of)
         a, b = (planned.positions[planned.of[stage]] for stage in (source, target))

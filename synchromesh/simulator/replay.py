@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from synchromesh.cost.step_time import Recorded
 from synchromesh.cost.timeline import RecordedSpan, RecordedTransfer
 from synchromesh.values.cluster import Cluster
-from synchromesh.values.profile import Pattern
+from synchromesh.values.profile import Pattern, ServerMessages
 
 Floats = NDArray[np.float64]
 
@@ -127,10 +127,10 @@ class Replay:
     def _arrival(self, transfer: RecordedTransfer, group: int) -> Floats:
         """When it is there, at each device of the group."""
         came, devices = self._came[id(transfer)], self.clocks[group].shape[1]
-        all_meet = isinstance(transfer.lane, Pattern)
-        when = came[group]
-        if isinstance(transfer.lane, Pattern):
-            when = _met(when, transfer.lane)
+        lane, when = transfer.lane, came[group]
+        ranks = lane.ranks if isinstance(lane, ServerMessages) else lane
+        if all_meet := isinstance(ranks, Pattern):
+            when = _met(when, ranks)
         for other, clocks in came.items():
             if other != group:
                 there = (

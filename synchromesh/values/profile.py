@@ -13,11 +13,11 @@ Where nothing could be measured the same figures come from data sheets: `source`
 Units: seconds, bytes (payload as `traffic.sent_bytes` counts it), batch rows."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import median
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from synchromesh.values import document
 from synchromesh.values.compute import INERT
@@ -61,6 +61,21 @@ class Pattern:
         every = [(p, p + self.stride) for p in range(devices - self.stride)]
         rounds = (tuple(x for x in every if x[0] // self.stride % 2 == odd) for odd in (0, 1))
         return tuple(pairs for pairs in rounds if pairs)
+
+
+@dataclass(frozen=True)
+class ServerMessages:
+    """Pushes to servers, or fetches from them, in each group of a pattern."""
+
+    what: Literal["push", "fetch"]
+    ranks: Pattern
+    servers: int
+
+    def pairs(self, group: Sequence[int]) -> list[tuple[int, int]]:
+        """One message of each rank, servers in turn; all of a rank's take its link as one does."""
+        servers = min(self.servers, len(group))
+        met = [(rank, group[(n + 1) % servers]) for n, rank in enumerate(group)]
+        return met if self.what == "push" else [(b, a) for a, b in met]
 
 
 @dataclass(frozen=True)

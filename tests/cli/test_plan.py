@@ -41,7 +41,7 @@ def sentence(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     told = document("plan digits/cnn --cluster v100x8", capsys)
     keys = {"plan", "step_seconds", "memory_bytes", "communication_share", "fits", "reason"}
-    keys |= {"memory_by_kind", "given"}
+    keys |= {"memory_by_kind", "given", "exact"}
     for candidate in told["candidates"]:
         assert set(candidate) == keys
         assert str(Plan.parse(candidate["plan"])) == candidate["plan"]  # canonical

@@ -12,7 +12,7 @@ from synchromesh.planner.candidate import planned_step
 from synchromesh.planning.session import PlanningSession
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 from synchromesh.values.plan import Plan
-from synchromesh.values.profile import Pattern, Profile
+from synchromesh.values.profile import Pattern, Profile, ServerMessages
 from synchromesh.values.topology import Level
 from tests.estimate.sessions import session_of, stack
 
@@ -61,6 +61,18 @@ def test_messages_and_sums_share_a_hosts_link() -> None:
     assert links.shares(frozenset([sums, there])) == {sums: 0.5, there: 0.5}
     others = (1, Pattern(2, 1))
     assert links.shares(frozenset([sums, others])) == {sums: 1.0, others: 1.0}
+
+
+def test_a_servers_link_carries_the_messages_of_all_workers() -> None:
+    """Three push into host 0, whose link has a quarter for each beside a ring; its answers go the
+    other way. Two servers of four have two workers each."""
+    cluster = racks(1.0)
+    links, ring = SharedLinks(cluster, placed(cluster, STAGES)[0]), (ALL, Pattern(4, 1))
+    pushes, fetches = ((ALL, ServerMessages(x, Pattern(4, 1), 1)) for x in ("push", "fetch"))
+    assert links.shares(frozenset([pushes, fetches])) == {pushes: 1.0, fetches: 1.0}
+    assert links.shares(frozenset([pushes, ring])) == pytest.approx({pushes: 0.75, ring: 0.25})
+    two = (ALL, ServerMessages("push", Pattern(4, 1), 2))
+    assert links.shares(frozenset([two, ring])) == pytest.approx({two: 2 / 3, ring: 1 / 3})
 
 
 def test_a_narrow_uplink_takes_from_what_crosses_it_alone() -> None:

@@ -130,15 +130,15 @@ def test_racks_share_the_uplink() -> None:
 
 def test_a_host_gets_its_share_of_a_core_and_no_more(pair: Lab) -> None:
     program = (
-        "import time; end = time.perf_counter() + 0.6\n"
+        "import time; end, before = time.perf_counter() + 1.0, time.process_time()\n"
         "while time.perf_counter() < end: pass\n"
-        "print(time.process_time() / 0.6)"
+        "print(time.process_time() - before)"
     )
     pair.set(host=1, cpu="25%")
     shares = [float(result.output) for result in pair.run(python(program), timeout=20)]
     pair.set(cpu=0.5)
     assert shares[0] < 0.62
-    assert shares[1] < 0.34  # interpreter start-up spends a little
+    assert shares[1] < 0.34
     assert shares[0] > 1.3 * shares[1]
 
 

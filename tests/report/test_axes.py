@@ -44,7 +44,7 @@ def test_all_numbers_of_a_drawing_are_in_one_unit(case: str) -> None:
         if name == "time":
             assert units == {UNITS[case]}
     alone = {"speedup", "scaling"} if case == "one count" else set()
-    assert {name for name, of in found.items() if not of} == {"layouts"} | alone
+    assert {name for name, of in found.items() if not of} == {"layouts", "workers"} | alone
 
 
 def test_the_unit_suits_all_numbers() -> None:
