@@ -1,4 +1,5 @@
-# make setup   own .venv with pinned versions      make test    the whole test suite
+# make setup   own .venv with pinned versions      make test    the test suite
+# make test-all   slow tests too, and all cases of those that have many (tests/conftest.py)
 # make demo    trains digits/wide on two processes; as root also on emulated hosts, with a live switch
 # make lint, make types, make house (the form of the package against its limits), make format
 # make claims   the README's table of figures and its picture, from benchmarks/claims.json
@@ -10,7 +11,9 @@ export OMP_NUM_THREADS ?= 1
 # tests start Python dozens of times: without bytecode each compiles torch anew, for 3 to 5 s
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint types house format claims study screens
+TESTED := -n 3 --dist loadfile --no-loadscope-reorder
+
+.PHONY: setup demo test test-all lint types house format claims study screens
 
 setup: $(STAMP)
 
@@ -30,7 +33,10 @@ demo: setup
 # whole files on each of three workers, in their order: traces are made once for all tests of a file,
 # those that take long are not the last, and while ranks wait for each other another worker computes
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTED)
+
+test-all: setup
+	$(BIN)/python -m pytest $(TESTED) --all
 
 lint: setup
 	$(BIN)/ruff check .

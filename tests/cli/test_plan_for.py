@@ -18,6 +18,7 @@ __all__ = ["curve", "outside"]  # fixtures
 FOR = "plan digits/cnn --efficiency e.csv --clusters v100x1,v100x2"
 
 
+@pytest.mark.slow
 def test_the_frontier_and_the_choice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = f"{FOR} --batch-sizes 64,1024 --hourly-price 2@2026-11-01"
     told = document(f"{words} --for time --output plan.yaml", capsys)

@@ -18,6 +18,7 @@ def test_the_sizes_of_the_paper() -> None:
     assert LLAMA_7B.parameters == pytest.approx(6.738e9, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_bytes_agree_with_sums_by_hand() -> None:
     model, ids = SMALL.model(), torch.zeros(16, TOKENS, dtype=torch.int64)
     assert sum(p.numel() for p in model.parameters()) == SMALL.parameters

@@ -67,6 +67,7 @@ def test_an_optimizer_that_needs_whole_parameters_gets_them() -> None:
     assert all("Adafactor cannot update pieces" in reason for reason in refused.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 3])
 def test_quick_devices_among_slow_ones_are_offered(at: int) -> None:
     slow, quick = cluster_of("t4x1").hosts[0].devices[0], cluster_of("h100x4")
@@ -106,6 +107,7 @@ def test_no_component_has_a_runner_up_that_is_quicker() -> None:
     assert planned(explained=False).components == ()
 
 
+@pytest.mark.slow
 def test_memory_excludes_data_and_then_everything() -> None:
     peaks = {str(c.plan): c.memory[0].peak for c in planned().candidates}
     data = peaks["data"]
@@ -166,6 +168,7 @@ def test_micro_batches_that_would_fit_are_named_and_fit() -> None:
     assert not price(partitions, fewer, profile).fits
 
 
+@pytest.mark.slow
 def test_faster_links_are_never_slower() -> None:
     clusters = "h100x16-ethernet25", "h100x16"
     slow, fast = (planned(name, explained=False) for name in clusters)
@@ -229,6 +232,7 @@ def uniform(made: sm.Planned, plan: str) -> tuple[float, float]:
     raise AssertionError([str(c.plan) for c in made.candidates])
 
 
+@pytest.mark.slow
 def test_bfloat16_is_planned_with_its_own_bytes_and_rates() -> None:
     """A model that was cast has half the bytes of everything; under autocast parameters,
     gradients and states keep theirs. Products are at the rate of bfloat16 in both."""
@@ -330,6 +334,7 @@ class Uneven(nn.Module):
         return self.d(self.norm(x))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_plan_has_one_price_however_it_was_come_to() -> None:
     """Rows beyond those that its programs were counted with are counted, not guessed; within them,
     and of `single`, which all devices are not asked about, guesses are close."""

@@ -58,6 +58,7 @@ def test_a_refusal_has_the_numbers_of_the_quickest() -> None:
     assert replace(late, deadline=10.0).plan == Plan.parse("data")
 
 
+@pytest.mark.slow
 def test_one_trace_serves_all_batch_sizes() -> None:
     workload, place = load("digits/cnn", synthetic=True), catalogue.cluster("v100x2")
     goal = Goal("accuracy=0.9", EpochCurve(4.0, 512.0), 1437)

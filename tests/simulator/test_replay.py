@@ -58,6 +58,7 @@ def record(devices: int, text: str) -> tuple[Recorded, list[list[int]]]:
     return made, [[planned.ranks[p] for p in its] for its in planned.positions]
 
 
+@pytest.mark.wide(14)
 @pytest.mark.parametrize("seed", range(40))
 def test_equal_devices_take_what_was_recorded(seed: int) -> None:
     devices, text = drawn(random.Random(seed))

@@ -420,6 +420,7 @@ def case(name: str, normed: bool = True, micro_batches: int = 1) -> Case:
     return Case(build, function, batches, optimizer, None, between, micro_batches, options)
 
 
+@pytest.mark.slow
 def test_each_step_has_its_numbers() -> None:
     of_loss = {name: change for name, (change, of) in CHANGES.items() if of is loss}
     del of_loss["depth"]  # which is another at first
@@ -442,6 +443,7 @@ ON_TWO = {
 }
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("plan", ON_TWO)
 def test_on_ranks_and_stages_and_micro_batches(plan: str) -> None:
     cases = [(case(name, **more), plan) for name, more in ON_TWO[plan]]

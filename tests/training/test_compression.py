@@ -209,6 +209,7 @@ def trained(plan: str, optimizer: Any = adamw, one_bucket: bool = False, micro: 
     return state
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("word", WORDS)
 def test_compressed_sums_are_those_of_plain_workers(word: str, ranks: int) -> None:
@@ -506,6 +507,7 @@ def counted(plan: str) -> list[Any]:
     ]
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("word", [*WORDS, "head:powersgd:1,body:int8"])
 def test_bytes_are_explained_to_the_byte(word: str, ranks: int) -> None:
@@ -538,6 +540,7 @@ def predicted(plan: str) -> tuple[int, int]:
     return candidate.memory[0].peak, memory.by_kind.total
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("word", WORDS)
 def test_memory_is_as_predicted(word: str) -> None:
     plan, data = f"data; @compression={word}", (torch.randn(16, 384), torch.arange(16) % 4)

@@ -57,6 +57,7 @@ def turns(plan: str, apart: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("word", ["int8", "onebit", "topk:0.1", "powersgd:2"])
 def test_a_turn_leaves_alone_what_is_owed_of_others(word: str, apart: bool) -> None:
@@ -177,6 +178,7 @@ def with_tokens(plan: str) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("plan", ["data", "data; @stages=0-1:embed/2-3:gain; @micro_batches=2"])
 @pytest.mark.parametrize("word", ["fp16", "powersgd:1", "int8"])
 def test_a_parameter_of_two_stages_has_one_sum(plan: str, word: str) -> None:

@@ -95,6 +95,7 @@ def told(warned: list[str]) -> list[str]:
     return [text for text in warned if "rows depend on each other" in text]
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize(
     ("plan", "ranks"),
     [

@@ -50,6 +50,7 @@ def weights(block: str, folder: str) -> dict[str, Tensor]:
     return left
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_behind_is_as_the_one_before(name: str, ranks: int, tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_a_loop_behind_is_as_the_one_before(name: str, ranks: int, tmp_path: Pat
         assert all(torch.allclose(got[n], want[n], rtol=1e-4, atol=1e-6) for n in want)
 
 
+@pytest.mark.slow
 def test_a_lightning_script_starts_its_own_ranks(tmp_path: Path) -> None:
     *both, before, after = LOOPS["From Lightning"]
     want = run(1, weights, "".join([*both, before]), str(tmp_path))[0]

@@ -123,6 +123,7 @@ def outcomes() -> list[list[Outcome]]:
     return all_on_ranks([(case, "data") for case in CASES.values()], ranks=2)
 
 
+@pytest.mark.wide(10)
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_example_hides_is_exact(name: str, outcomes: list[list[Outcome]]) -> None:
     at, expected = list(CASES).index(name), plain(CASES[name])

@@ -175,6 +175,7 @@ PLANS = {
 }
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_is_as_by_hand(name: str) -> None:
     case, plans = PLANS[name]

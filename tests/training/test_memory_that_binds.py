@@ -1,5 +1,6 @@
 """`auto` on live ranks whose memory binds: what it takes trains as one process does."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ def losses(mebibytes: int) -> tuple[str, list[float]]:
     return name, found
 
 
+@pytest.mark.slow
 def test_micro_batches_save_memory() -> None:
     (_, plain), _ = run(2, losses, 0)
     for name, found in run(2, losses, 20):

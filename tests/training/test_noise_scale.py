@@ -105,6 +105,7 @@ def near(a: NoiseScale, b: NoiseScale, limit: float) -> bool:
     return all(x is not None and x == pytest.approx(y, rel=limit) for x, y in pairs)
 
 
+@pytest.mark.slow
 def test_it_is_that_of_the_gradients_of_all_rows() -> None:
     example = samples(BATCH)
     two_ranks = (*TWO_BLOCKS, STAGES, DIVIDED)

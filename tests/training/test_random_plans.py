@@ -55,6 +55,7 @@ def _all_under(samples: Sequence[Sample]) -> list[Outcome | str]:
     return found
 
 
+@pytest.mark.wide(1)
 @pytest.mark.timeout(60 + 20 * SAMPLES)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_no_plan_differs_from_one_process(ranks: int) -> None:

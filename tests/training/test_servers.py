@@ -52,6 +52,7 @@ def trained(plan: str, ahead: bool, hooked: bool, folder: str) -> tuple[list[Any
     return found, calls.count(trainer.steps - 1)
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("plan", [f"{SERVED}:2", f"{SERVED}:1; @servers=2", f"{SERVED}:3"])
 def test_sums_are_stepped_by_as_they_come(plan: str, tmp_path: Path) -> None:
     (due, once), *_ = run(3, trained, plan, False, False, str(tmp_path / "a"))

@@ -244,6 +244,7 @@ BATCHES = [batch(n, i) for i, n in enumerate((8, 7, 5))]
 CASES = {name: Case(Net, of_batch(form), BATCHES) for name, form in FORMS.items()}
 
 
+@pytest.mark.wide(13)
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_of_such_a_loss_are_apart(name: str) -> None:
     step = trace(Net(), CASES[name].loss, BATCHES[0], training=True)
@@ -262,6 +263,7 @@ def agree(cases: Mapping[str, Case], plan: str, ranks: int) -> None:
 STAGES = "data; @stages=0:a/1:words; @micro_batches=2"
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize(
     ("plan", "ranks", "every"),
     [("data", 2, 3), ("tensor", 2, 4), ("hybrid:tensor=2", 4, 4), (STAGES, 2, 4)],
@@ -306,6 +308,7 @@ def test_batches_that_a_caller_accumulates_weigh_as_their_rows() -> None:
             assert torch.allclose(state[name], tensor, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_loss_of_one_term_asks_for_no_totals(name: str) -> None:
     step = family_step(name)

@@ -290,6 +290,7 @@ def _pairs_of_losses() -> list[tuple[list[float], list[float]]]:
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_recomputation_draws_the_same_bits() -> None:
     for pairs in run(2, _pairs_of_losses, timeout=90.0):
         for kept, recomputed in pairs:

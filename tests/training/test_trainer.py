@@ -89,6 +89,7 @@ def check(family: str, plan: str, ranks: int) -> None:
         assert largest(got[2], state) < tolerance
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_family_split_over_two_ranks(family: str) -> None:
     check(family, "tensor", 2)
@@ -109,6 +110,7 @@ def mixed(family: str) -> str:
     return "; ".join(["data", *(f"{n}={words[i % 3]}" for i, n in enumerate(names) if i % 3)])
 
 
+@pytest.mark.wide(3)
 # but those that take longest: benchmarks/equality.py has them too
 @pytest.mark.parametrize(
     "family", [f for f in FAMILIES if f not in ("bert_eager", "llama", "t5", "swin")]

@@ -155,6 +155,7 @@ def trained(plan: str) -> Any:
     return state
 
 
+@pytest.mark.wide(4)
 @pytest.mark.parametrize("word", ["local", "diloco"])
 @pytest.mark.parametrize(
     ("plan", "ranks"), [(LOCAL, 1), (LOCAL, 2), (LOCAL, 3), (HYBRID, 4), (STAGES, 4)]

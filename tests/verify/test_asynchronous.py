@@ -31,6 +31,7 @@ def passed(found: dict[str, Any]) -> None:
     assert 0 <= stale["mean"] <= stale["max"]
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize(("name", "plan", "word"), CASES)
 def test_a_replay_computes_the_same(name: str, plan: str, word: str) -> None:
     found = document(name, f"{plan}; @synchronisation={word}", 5)
@@ -43,6 +44,7 @@ def test_a_replay_computes_the_same(name: str, plan: str, word: str) -> None:
     assert found["updates"] == 5 * (4 if plan == "data" else 2)
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("word", ["downpour:1", "shat:2", "ssp:1,stale=1"])
 def test_stages_go_on_together(word: str) -> None:
     found = document("cnn", f"pipeline:stages=2,microbatches=3; @synchronisation={word}", 5)

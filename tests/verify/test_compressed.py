@@ -31,11 +31,13 @@ CASES = [  # all of one model, and each word with another one
 ]  # fmt: skip
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize(("name", "plan", "word"), CASES)
 def test_compressors_are_proved_by_one_process(name: str, plan: str, word: str) -> None:
     proved(name, f"{plan}; @compression={word}")
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize("word", ["int8", "topk:0.05", "powersgd:2", "hidden:powersgd:1,*:onebit"])
 def test_stages_compress(word: str) -> None:
     proved("cnn", f"pipeline:stages=2,microbatches=3; @compression={word}")

@@ -5,6 +5,7 @@ import pytest
 from tests.verify.test_workers import document
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize(
     ("name", "plan", "ranks"),
     [

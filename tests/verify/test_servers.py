@@ -9,6 +9,7 @@ from tests.verify.test_workers import document
 pytestmark = pytest.mark.filterwarnings("ignore:nothing of")
 
 
+@pytest.mark.wide(3)
 @pytest.mark.parametrize(
     ("name", "plan", "servers"),
     [

@@ -74,6 +74,7 @@ def test_plans_compute_hold_and_send_what_is_said(name: str) -> None:
     assert max(first[1]["parameter_bytes_per_rank"]) < 0.5 * whole
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("name", ["qwen3", "bloom", "t5"])
 def test_single_precision_inside_a_model_is_no_error(name: str) -> None:
     """Norms and softmaxes that compute in float32 round by 1e-7, in a model of float64."""

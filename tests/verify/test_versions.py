@@ -20,6 +20,7 @@ def momentum(family: str) -> Workload:
     return Workload(job.model, job.loss, sgd, job.train_data, batch_size=12, name=family)
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize(
     ("name", "plan", "word", "lacking"),
     [

@@ -26,6 +26,7 @@ def document(name: str, plan: str, steps: int, ranks: int = 4) -> dict[str, Any]
     return found
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize("name", ["cnn", "bert", "lstm"])
 @pytest.mark.parametrize("plan", ["data", "hybrid:tensor=2"])
 @pytest.mark.parametrize("word", ["local", "diloco"])

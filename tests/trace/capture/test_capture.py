@@ -57,6 +57,7 @@ def assert_same(model: nn.Module, loss: Any, step: Step, batch: Any, tolerance: 
 EVALUATED = ["vit", "bert", "gpt2", "resnet", "unet", "lstm", "odd_mlp", "padded", "cnn"]
 
 
+@pytest.mark.wide(10)
 @pytest.mark.parametrize(
     ("name", "training"),
     [(name, True) for name in FAMILIES] + [(name, False) for name in EVALUATED],
@@ -81,6 +82,7 @@ def test_outputs_leaves_and_shared_names() -> None:
     assert "transformer.wte.weight" in names and "lm_head.weight" not in names
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("name", ["vit", "llama", "padded"])
 def test_autocast_is_in_the_graph_as_casts(name: str) -> None:
     model, loss, make = FAMILIES[name]()

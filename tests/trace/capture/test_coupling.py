@@ -31,6 +31,7 @@ def said(loss: Loss) -> str:
     return coupling(step.graph).why
 
 
+@pytest.mark.wide(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_that_are_weighed_alike_are_not_coupled(name: str) -> None:
     assert not traced(name).coupling

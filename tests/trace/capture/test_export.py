@@ -54,6 +54,7 @@ def test_a_loop_that_no_setting_replaces_names_none() -> None:
     assert "experts_implementation" not in reason
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("products", ["eager", "grouped_mm", "batched_mm"])
 def test_another_line_of_a_model_with_experts_is_told_as_any(products: str) -> None:
     """Before the experts where they are a loop, else between their products."""

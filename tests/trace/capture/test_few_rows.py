@@ -100,6 +100,7 @@ def under(plans: list[str]) -> list[Outcome]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:nothing of")
 @pytest.mark.parametrize("ranks", PLANS)
 def test_few_rows_under_every_kind_of_plan(ranks: int) -> None:

@@ -105,6 +105,7 @@ STATEFUL = [
 PLANS = [("single", 1), ("data", 2), ("tensor", 2)]
 
 
+@pytest.mark.wide(6)
 @pytest.mark.parametrize(("plan", "ranks"), PLANS)
 @pytest.mark.parametrize("middle", STATEFUL)
 def test_state_that_a_trace_forgets_is_kept(middle: Any, plan: str, ranks: int) -> None:
@@ -415,6 +416,7 @@ class Updating(nn.Module):
         return self.b(h)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_updates_at_random(seed: int) -> None:
     """Without rows exact under every plan; with rows exact, or named, where rows are divided."""

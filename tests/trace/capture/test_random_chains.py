@@ -111,6 +111,7 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
     return value
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_chains_row_by_row(seed: int) -> None:
     torch.manual_seed(seed)

@@ -129,6 +129,7 @@ def planned(size: int) -> dict[tuple[str, str], tuple[list[float], dict[str, Ten
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model runs whole on every device")
 @pytest.mark.filterwarnings("ignore:nothing of")
 @pytest.mark.filterwarnings("ignore:rows depend on each other")

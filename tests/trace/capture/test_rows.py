@@ -86,6 +86,7 @@ def batch() -> Tensor:
     return torch.randn(ROWS, 2, 6, generator=g, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, CHAINS, EXPORTED))
 def test_what_a_block_of_rows_gives_is_the_block_of_what_all_give(first: int) -> None:
     found, claimed = violations(Programs(first, EXPORTED), batch())

@@ -130,6 +130,7 @@ BATCHES = [batch(n, i) for i, n in enumerate((8, 7, 6))]
 CASES = {name: Case(Net, of_batch(form), BATCHES) for name, form in FORMS.items()}
 
 
+@pytest.mark.wide(8)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_loss_over_chosen_tokens_is_traced(name: str) -> None:
     model, loss = Net(), CASES[name].loss
@@ -138,6 +139,7 @@ def test_a_loss_over_chosen_tokens_is_traced(name: str) -> None:
     assert compare(model, loss, batch(8, 3), step).fault is None
 
 
+@pytest.mark.wide(1)
 @pytest.mark.parametrize(("plan", "parts"), [("data", 1), ("tensor", 1), ("data", 2)])
 def test_it_is_that_of_one_process(plan: str, parts: int) -> None:
     """Whichever rows of a data rank or of a micro-batch have a chosen token."""

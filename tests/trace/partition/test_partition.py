@@ -102,6 +102,7 @@ def check(name: str, found: Partition) -> None:
     assert groups[0].calls == sum(len(c.collectives) for c in found.components)
 
 
+@pytest.mark.wide(30)
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cheapest_partition_is_exact(name: str, m: int) -> None:
@@ -422,6 +423,7 @@ print(step.chain)
 """
 
 
+@pytest.mark.slow
 def test_equal_arguments_give_an_equal_partition_in_every_process() -> None:
     """Sets and dictionaries of another hash seed have another order, functions another address."""
     with redirect_stdout(StringIO()) as here:
