@@ -7,6 +7,7 @@ x -> [c0] -> h -> [c1] -> y        h is dropped after c1's forward, its last rea
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from synchromesh.trace.partition.local import LocalComponent
@@ -51,6 +52,16 @@ class AliveBytes:
             self.highest = self.now + working
             activations = self._by_kind["activations"] + working
             self.of_highest = {**self._by_kind, "activations": activations}
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes of one device: always there, and at the highest moment of a step; by kind, what these
+    are."""
+
+    resident: int
+    peak: int
+    by_kind: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
@@ -113,21 +124,26 @@ class Lifetimes:
         return [form for form in self._last if form[0] in values]
 
 
-def update_bytes(held: Sequence[Holding], profile: Profile) -> Kinds:
+def update_bytes(held: Sequence[Holding], position: int, profile: Profile) -> Kinds:
     """Bytes besides the resident ones while the optimizer steps: gradients in no bucket, its
-    own."""
-    trained = [h for h in held if h.tensor.trainable]
+    own; what a worker exchanges with servers."""
+    trained = [h for h in held if h.tensor.trainable and h.kept_at(position)]
     sizes = [h.kept_bytes for h in trained]
-    alone = _exchanged_bytes(held)
-    alone += sum(h.kept_bytes for h in trained if not h.summed or h.scattered)
+    alone = float(sum(_exchanged_bytes(h, position) for h in held if h.replica))
+    alone += sum(h.kept_bytes for h in trained if not h.replica and (not h.summed or h.scattered))
     own = profile.work_largest * max(sizes, default=0) + profile.work_byte * sum(sizes)
     return {"gradients": alone, "states": own}
 
 
-def _exchanged_bytes(held: Sequence[Holding]) -> float:
-    """Bytes of what a replica's step has made, and of a vector for each server, there and back."""
-    its = (h for h in held if h.replica)
-    return float(sum((2 * h.parts + 2) * h.kept_bytes + h.local_bytes for h in its))
+def _exchanged_bytes(holding: Holding, position: int) -> int:
+    """Of what a replica's step has made, of a vector for each server, there and back, as it comes
+    and in one piece; of what a server answers its own worker."""
+    serves = holding.kept_at(position)
+    computed = 0
+    if not (serves and holding.dedicated):
+        vectors = 3 * holding.parts - serves
+        computed = holding.local_bytes + vectors * holding.kept_bytes
+    return computed + holding.kept_bytes * serves
 
 
 def held_bytes(

@@ -199,8 +199,8 @@ class ScatteredBytes:
     """Buckets of a device group of which each rank gets a part: each gradient is added once it is
     there, and its bucket awaited before the next backward fills it again."""
 
-    def __init__(self, gradients: GroupGradients, alive: AliveBytes) -> None:
-        self.gradients, self.alive = gradients, alive
+    def __init__(self, gradients: GroupGradients, alive: AliveBytes, position: int) -> None:
+        self.gradients, self.alive, self.position = gradients, alive, position
         self._sending = gradients.sending(SendingRules(in_order=False))
 
     def open(self, holding: Holding) -> None:
@@ -229,11 +229,13 @@ class ScatteredBytes:
                 self.alive.meanwhile(working)
                 self.alive.set((COMPRESSED, event.bucket), under_way)
                 continue
+            size, serving = sum(h.kept_bytes for h in bucket), bucket[0].serving
+            if not bucket[0].kept_at(self.position):
+                size = 0
             if event.verb == "send":  # what is sent, and parts of all ranks
-                came = sum(len(h.sharing(h.positions[0])) * h.kept_bytes for h in bucket)
-                self.alive.set((SCATTERED, event.bucket), sharded_bytes(bucket) + came)
+                came = len(bucket[0].sharing(self.position)) - (serving.first if serving else 0)
+                self.alive.set((SCATTERED, event.bucket), sharded_bytes(bucket) + came * size)
                 self.alive.meanwhile(0.0)
             else:
                 self.alive.free((SCATTERED, event.bucket))
-                size = sum(h.kept_bytes for h in bucket)
                 self.alive.set((PART, event.bucket), float(size))

@@ -20,12 +20,12 @@ turns share a backward, in which their gradients are added up out of place."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from synchromesh.cost import alive_bytes
-from synchromesh.cost.alive_bytes import AliveBytes, Form, Kinds, Lifetimes, form_of
+from synchromesh.cost.alive_bytes import AliveBytes, Form, Kinds, Lifetimes, PeakMemory, form_of
 from synchromesh.cost.compression import kept_bytes
 from synchromesh.cost.gradients import COMPRESSED, PART, SCATTERED, GroupGradients, ScatteredBytes
 from synchromesh.cost.planned_step import (
@@ -51,16 +51,6 @@ from synchromesh.values.sharding import UnitEvent, UseWalk
 Brought = Sequence[tuple[Message, Exchange]]  # messages with what they bring
 
 
-@dataclass(frozen=True)
-class PeakMemory:
-    """Bytes of one device: always there, and at the highest moment of a step; by kind, what these
-    are."""
-
-    resident: int
-    peak: int
-    by_kind: Mapping[str, int] = field(default_factory=dict, compare=False)
-
-
 VALUE, KEPT, WAITING, SUMMED = "value", "kept", "waiting", "summed"
 LATER = "later"
 ARRIVED, SENT = "arrived", "sent"
@@ -74,7 +64,8 @@ KIND_OF: Mapping[str, str] = {
 def peak_memories(
     planned: PlannedStep, profile: Profile, pieces: int = 1
 ) -> tuple[PeakMemory, ...]:
-    """The memory of every device; those of a group with equally many rows need equally much.
+    """The memory of every device; those of a group that have as many rows and keep as many
+    tensors need as much.
 
     pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
@@ -85,9 +76,10 @@ def peak_memories(
         blocks = [planned.blocks(layout) for layout in its]
         for position in positions:
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
-            if (group, rows) not in known:
-                known[group, rows] = peak_memory(planned, profile, position, pieces)
-            memories.append(known[group, rows])
+            key = group, rows, len(planned.kept(position))
+            if key not in known:
+                known[key] = peak_memory(planned, profile, position, pieces)
+            memories.append(known[key])
     return tuple(memories)
 
 
@@ -95,16 +87,19 @@ def peak_memory(
     planned: PlannedStep, profile: Profile, position: int, pieces: int = 1
 ) -> PeakMemory:
     """The memory of the device at `position`. Unmeasured: of which component nothing is known."""
-    held = planned.held(position)
+    held = planned.kept(position)
     buckets = [h for h in held if h.summed and not h.scattered] * planned.plan.sync.sums
     resident = dict(alive_bytes.held_bytes(held, profile.state_factor, buckets))
-    copies, states = bytes_apart(planned, position, profile.state_factor)
+    copies, states, messages = bytes_apart(planned, position, profile.state_factor)
     resident["parameters"] += copies
     resident["states"] += states
+    resident["buffers"] += messages
     walk = _MemoryWalk(planned, profile, position, pieces)
     resident["states"] += sum(map(kept_bytes, walk.gradients.buckets))
-    walk.run()
-    moments = (walk.alive.of_highest, alive_bytes.update_bytes(held, profile))
+    if not any(h.dedicated and h.replica for h in held):  # a server alone has no step
+        walk.run()
+    updating = alive_bytes.update_bytes(planned.held(position), position, profile)
+    moments = (walk.alive.of_highest, updating)
     most = max(moments, key=lambda kinds: sum(kinds.values()))
     batch: Kinds = {"activations": walk.batch_bytes * (2 if planned.plan.kept else 1)}
     always = round(sum(resident.values()))
@@ -138,7 +133,7 @@ class _MemoryWalk:
         actions = planned.actions(self.group, pieces)
         self.uses = UseWalk(planned.gathering.uses(actions, planned.stages))
         self.gradients = GroupGradients(planned, self.group, pieces)
-        self.scattered = ScatteredBytes(self.gradients, self.alive)
+        self.scattered = ScatteredBytes(self.gradients, self.alive, position)
 
     def _handed(self) -> dict[Form, int]:
         """The forms of values that other stages read, with the stage that makes them."""
@@ -301,7 +296,8 @@ class _MemoryWalk:
             there, coming = (GATHERED, event.unit), (ON_ITS_WAY, event.unit)
             match event.verb:
                 case "gather":
-                    own = sum(h.kept_bytes for h in held)  # a copy in one piece is what is sent
+                    # a copy in one piece is what is sent
+                    own = sum(h.kept_bytes for h in held if h.kept_at(self.position))
                     self.alive.set(coming, own + sharded_bytes(held))
                 case "await":
                     self.alive.set(coming, sharded_bytes(held))

@@ -175,6 +175,10 @@ class PlannedStep:
         """Those that have something at a position."""
         return [h for h in self.holdings.values() if position in h.positions]
 
+    def kept(self, position: int) -> list[Holding]:
+        """Those of which a position keeps something."""
+        return [h for h in self.held(position) if h.kept_at(position)]
+
     def stashed_bytes(self, position: int) -> int:
         """Of versions of parameters that a position keeps besides the newest one, at most."""
         kept = self.plan.kept
@@ -280,15 +284,24 @@ def sharded_bytes(held: Sequence[Holding]) -> int:
     return sum(h.parts * h.kept_bytes for h in held)
 
 
-def bytes_apart(planned: PlannedStep, position: int, state_factor: float) -> tuple[float, float]:
-    """Bytes of parameters and of states that a rank has of its own, besides what is kept: what a
-    worker computes with where servers keep that, with the states of its own steps; older versions;
-    where an outer step begins, and its momentum."""
+def bytes_apart(
+    planned: PlannedStep, position: int, state_factor: float
+) -> tuple[float, float, float]:
+    """Bytes of parameters, of states and of messages that a rank has of its own, besides what is
+    kept: what a worker computes with where servers keep that, with the states of its own steps;
+    older versions; where an outer step begins, and its momentum. A server has a gradient that
+    comes, and what it has last answered each other worker."""
     held, sync = planned.held(position), planned.plan.sync
     replicas = float(sum(h.local_bytes for h in held if h.replica))
     outer = 2.0 * sum(h.kept_bytes for h in held if h.alone) * sync.outer_step
     states = outer + state_factor * replicas * sync.steps_itself
-    return replicas + planned.stashed_bytes(position), states
+    messages = 0.0
+    for h in (h for h in held if h.replica):
+        serves, first = h.kept_at(position), h.serving.first if h.serving else 0
+        others = len(h.sharing(position)) - max(first, serves)
+        waiting = h.parts if sync.push > 1 and not (serves and first) else 0  # to be pushed
+        messages += h.kept_bytes * ((1 + others) * serves + waiting)
+    return replicas + planned.stashed_bytes(position), states, messages
 
 
 def link_seconds(planned: PlannedStep, profile: Profile) -> float:

@@ -44,6 +44,7 @@ class LateBucket(FlatBucket):
         self.work = None
         for item in self.items:
             item.parameter.grad = None
+        self._give_back()
         spare = self._spare.pop() if self._spare else None
         if spare is None:
             another = FlatBucket(self.items)
@@ -53,13 +54,18 @@ class LateBucket(FlatBucket):
 
     def take(self) -> None:
         """Waits for the oldest sum; `grad` of each parameter has it."""
-        if self._taken is not None:  # by which all have stepped
-            self._spare.append(self._taken)
+        self._give_back()
         self._taken = oldest = self._under_way.popleft()
         self.group.world.wait(oldest.work)
         counts = oldest.counts.tolist()
         for item, view, count in zip(self.items, oldest.views, counts, strict=True):
             item.parameter.grad = view if count else None
+
+    def _give_back(self) -> None:
+        """The memory of the sum by which all have stepped."""
+        if self._taken is not None:
+            self._spare.append(self._taken)
+            self._taken = None
 
 
 class LateSync(GradientSync):

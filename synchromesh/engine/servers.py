@@ -29,15 +29,16 @@ class MessageTag(IntEnum):
 
 def start_push(group: Group, servers: Servers, parts: Tensor, told: int, payload: int) -> Finish:
     """parts: (servers, n), this rank's of what each server keeps -> (n,), the sum over all ranks
-    on a server. On others only its last `told` numbers count, which the first server has told.
-    payload: bytes to count."""
+    on a server; on others (told,), its last numbers, which the first server has told. payload:
+    bytes to count."""
     count, first, index = servers.count, servers.first, group.index
-    came = parts.new_zeros(group.size - first if index < count else 1, parts.shape[1])
+    serves = index < count
+    came = parts.new_zeros(group.size - first if serves else 1, parts.shape[1] if serves else told)
     sends = [(server, parts[server]) for server in range(count)] if index >= first else []
-    if index < count:
+    if serves:
         receives = [(i, came[i - first]) for i in range(first, group.size)]
     else:
-        receives = [(0, came[0, -told:])]
+        receives = [(0, came[0])]
     finish = group.start_exchange(sends, receives, payload)
 
     def summed() -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.estimate.datasheet import headrooms
 from synchromesh.estimate.network import GroupPlacement, group_seconds

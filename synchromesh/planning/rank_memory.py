@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
-from synchromesh.cost.alive_bytes import held_bytes
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory, held_bytes
 from synchromesh.engine import heap
 from synchromesh.engine.groups import World
 from synchromesh.launcher.machine import Machine, machine_of

@@ -101,6 +101,10 @@ class Holding:
         of = position if self.placement.sharded else self.positions[0]
         return tuple(self.layout.data_positions(of))
 
+    def kept_at(self, position: int) -> bool:
+        """Whether a position that holds it keeps some of it: where servers do, only they."""
+        return not self.servers or position in self.sharing(position)[: self.parts]
+
     @property
     def each_backward(self) -> bool:
         """Whether its gradient is summed after each backward, not after the last one alone."""

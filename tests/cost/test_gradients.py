@@ -38,7 +38,7 @@ def test_a_gradient_is_complete_after_its_first_user() -> None:
 def test_bytes_of_a_bucket_until_its_part_has_arrived() -> None:
     gradients = interleaved("gradients")
     alive = AliveBytes({})
-    scattered = ScatteredBytes(gradients, alive)
+    scattered = ScatteredBytes(gradients, alive, 0)
     held = gradients.planned.holdings["c"]
     number = gradients.bucket_of["c"]
     scattered.open(held)

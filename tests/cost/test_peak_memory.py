@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.cost.peak_memory import PeakMemory, peak_memories, peak_memory
+from synchromesh.cost.alive_bytes import PeakMemory
+from synchromesh.cost.peak_memory import peak_memories, peak_memory
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
 from synchromesh.programs.borders import StandIns, record
 from synchromesh.programs.compute import Bench
@@ -258,6 +259,28 @@ def test_versions_of_weights_are_always_there(word: str, versions: tuple[int, in
     planned = drawn(parts, [Layout(1, 1, first=p) for p in (0, 1)], 4, plan)
     found = peak_memories(planned, known(planned, *[memory(0, 0, 0, 0)] * 2))
     assert [f.resident for f in found] == [40 * versions[0], 8 * versions[1]]
+
+
+SERVED = {  # of 48 bytes of parameters: what servers and others always have, and at most
+    "server:1": ((144, 0), None),
+    "server:2": ((72, 0), None),
+    # parameters and two states, a replica, what comes, what three others were answered; an update:
+    # the gradient, a vector for the server, one of it in one piece, its answer
+    "downpour:1": ((144 + 48 + 48 + 3 * 48, 48), (384 + 48 + 2 * 48 + 48, 48 + 48 + 3 * 48)),
+    "downpour:1,push=2": ((384 + 48, 48 + 48), None),
+    "downpour:2; @servers=0,1": ((72 + 48 + 24 + 2 * 24, 48), (192 + 24, 48 + 48 + 6 * 24)),
+}
+
+
+@pytest.mark.parametrize("word", SERVED)
+def test_servers_hold_what_others_do_not(word: str) -> None:
+    always, most = SERVED[word]
+    parts = [{"parameters": {"a": 12}}]
+    planned = drawn(parts, [Layout(4, 1)], 8, f"data; @synchronisation={word}")
+    found = peak_memories(planned, known(planned, memory(0, 0, 0, 0), state_factor=2.0))
+    assert (found[0].resident, found[3].resident) == always
+    assert most is None or (found[0].peak, found[3].peak) == most
+    assert len({f.resident for f in found}) == 2
 
 
 def test_each_device_holds_its_stages_parameters() -> None:

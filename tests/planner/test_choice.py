@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice, decided

@@ -11,7 +11,7 @@ from itertools import islice
 from math import inf
 from typing import ClassVar
 
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.planner.candidate import Candidate, has_room, most_lacking
 from synchromesh.planner.chain.assemble import SAVINGS, ChainSearch, Saving, levels
 from synchromesh.planner.choice import Choice

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import decided

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from synchromesh import catalogue
-from synchromesh.cost.peak_memory import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.cost.step_time import StepTime
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import Candidate, price
@@ -177,6 +177,7 @@ DEVICES, ROWS = 2, 4096
 CLOSE = 1.02
 
 
+@pytest.mark.slow
 def test_no_choice_for_each_component_is_much_quicker() -> None:
     """Every choice of degree, level and recomputation for each of three components, and in four
     micro-batches those without recomputation, priced exactly, beside the plan that is taken; and
