@@ -257,7 +257,7 @@ class ModelState:
 
     def settle_buffers(self, groups: PlanGroups, names: Collection[str], rows: int) -> None:
         """Makes buffers that data ranks compute from own rows equal: means, weighted by the `rows`
-        of each rank since they last were; whole numbers are the first rank's."""
+        of each rank since they last were; whole numbers are the first rank's that had any."""
         if groups.position is None:
             return
         for name in names:
@@ -273,7 +273,10 @@ class ModelState:
             if not share:
                 continue
             exact = buffer.is_floating_point() or buffer.is_complex()
-            if not rows or (group.index and not exact):
+            first = torch.tensor(-group.index if rows else -group.size, device=buffer.device)
+            if not exact:
+                group.all_reduce(first, "max", counted=False)
+            if not rows or group.index != -int(first):
                 buffer.zero_()
             elif exact:
                 buffer.mul_(rows / float(share))

@@ -87,6 +87,7 @@ class _Report:
         if self.board is not None:
             self.board.close()
 
+    @events.only_reads
     def take(self, event: FitEvent) -> None:
         """One event; all ranks call alike."""
         self._handlers[type(event)](event)

@@ -81,7 +81,7 @@ class ScatterBucket(Bucket):
         if self._finish is None:
             return
         part, self._finish, self._flat = self._finish(), None, None
-        counts = part[self._offsets[-1] :].tolist() if self._partial else [1] * len(self.items)
+        counts = part[-len(self.items) :].tolist() if self._partial else [1] * len(self.items)
         for item, start, count in zip(self.items, self._offsets, counts, strict=False):
             if not count:
                 continue

@@ -28,6 +28,7 @@ class _Reporter:
         self.job, self.meter = job, meter
         self.trainer: Trainer | None = None
 
+    @events.only_reads
     def take(self, event: FitEvent) -> None:
         """One event; all ranks call alike."""
         match event:

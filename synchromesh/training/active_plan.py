@@ -210,7 +210,7 @@ class PlanCheck:
         if why := next((text for text, found in faults.items() if found), ""):
             raise ValueError(
                 f"plan {str(plan)!r}: workers go on without each other, and {why}; or write "
-                f"@synchronisation=server:{served or 1} or local:8"
+                f"@synchronisation={'' if step.opaque else f'server:{served or 1} or '}local:8"
             )
 
     def _refuse_unflushed(self, plan: Plan, step: Step, ranks: int, made: Partition) -> None:
@@ -337,7 +337,9 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
 
 def refuse_untraced(step: Step, plan: Plan) -> None:
     """ValueError where a plan shards states, or recomputes, of a model that runs untraced."""
+    served = plan.sync.servers > 0 and not plan.sync.asynchronous
     asked = {
+        "keep its parameters on servers": served,
         "shard its states": any(spec.states != "none" for spec in plan.specs),
         "compute its activations again": any(spec.recompute for spec in plan.specs),
     }

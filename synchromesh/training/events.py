@@ -6,10 +6,10 @@ with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/decision.p
 was reconsidered, a `BatchChange` (training/batch_sizes.py) where batches have changed, and
 `Interrupted` where the run was asked to stop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_averages import NoiseScale
@@ -137,3 +137,21 @@ FitEvent = (
     Started | EpochStarted | StepDone | Losses | EpochTrained | EpochEnded | Saved | NotSaved
     | Interrupted | Decision | BatchChange | Finished
 )  # fmt: skip
+
+_Taking = TypeVar("_Taking", bound=Callable[..., None])
+
+
+def only_reads(take: _Taking) -> _Taking:
+    """Says of a function for `on_event` that it changes no parameter: servers then send what they
+    have stepped for the next step at once, while other sums still come (`server:S`)."""
+    take.only_reads = True  # type: ignore[attr-defined]
+    return take
+
+
+def reads_only(take: Callable[[FitEvent], None]) -> bool:
+    return getattr(take, "only_reads", False)
+
+
+@only_reads
+def ignore(event: FitEvent) -> None:
+    """Where nobody asks for events."""

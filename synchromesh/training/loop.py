@@ -58,7 +58,7 @@ def fit(
     batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
     grow behind epochs; default: all have the workload's batch size. Learning rates follow where
     the workload's come of `scaled` (training/learning_rate.py).
-    on_event: receives the values of training/events.py, on every rank.
+    on_event: receives the values of training/events.py, on every rank (`events.only_reads`).
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
     say: receives a sentence at a time what is measured.
@@ -88,7 +88,7 @@ def fit(
     )  # fmt: skip
     requests = Stop(trainer, stop)
     loop = _Loop(
-        workload, trainer, requests, on_event or (lambda _: None), epochs or workload.epochs,
+        workload, trainer, requests, on_event or events.ignore, epochs or workload.epochs,
         steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed, by,
         keep, patience, batches,
     )  # fmt: skip
@@ -210,7 +210,7 @@ class _Loop:
             saved = trainer.resume(resume)
             best, self.since = saved.get("best"), int(saved.get("since", 0))
             self.best = best if best is None else float(best)
-        trainer.on_event, trainer.workers.ahead = self._decided, True
+        trainer.on_event, trainer.workers.ahead = self._decided, events.reads_only(self.emit)
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")

@@ -225,6 +225,8 @@ class Workers:
         model = self._state.model
         names = model.never_synchronised if self._sync_batch_norm else model.statistics
         fed = [n for n in active.step.fed if n in model.buffers and n not in names]
+        if self.alone:  # workers without rows have counted less
+            fed += [n for n in model.buffers if n.endswith("num_batches_tracked") and n not in fed]
         self._state.settle_buffers(active.groups, (*names, *fed), self.rows)
         self.rows = 0
         self.take_means(states)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 # those of torch 2.13 whose source says that an entry's update depends on its own history alone
 ELEMENTWISE = {
@@ -138,9 +139,12 @@ def elementwise(optimizer: Optimizer) -> bool:
 
 
 def hooked(optimizer: Optimizer) -> bool:
-    """Whether a user's functions are called with its steps."""
-    of = (part.__dict__ for part in parts_of(optimizer))
-    return any(x.get(f"_optimizer_step_{when}_hooks") for x in of for when in ("pre", "post"))
+    """Whether a user's functions are called with its steps; a scheduler's are not among them."""
+    of = [part.__dict__ for part in parts_of(optimizer)]
+    own = any(x.get(f"_optimizer_step_{when}_hooks") for x in of for when in ("pre", "post"))
+    replaced = (x["step"] for x in of if "step" in x)
+    of_all = bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    return own or of_all or not all(hasattr(x, "_wrapped_by_lr_sched") for x in replaced)
 
 
 def takes_sparse(optimizer: Optimizer) -> bool:

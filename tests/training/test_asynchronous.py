@@ -57,6 +57,22 @@ def test_one_worker_is_a_plain_loop(word: str) -> None:
         assert torch.allclose(state[name], expected, atol=1e-12)
 
 
+def normed(plan: str) -> int:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).double()
+    trainer = prepare(body, adamw(body), loss, batch(12, 0), plan)
+    train(trainer, (12, 12, 12, 2))
+    found = int(trainer.state_dict()["1.num_batches_tracked"])
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("servers", ["", "; @servers=0"])
+def test_counters_are_those_of_a_worker_with_rows(servers: str) -> None:
+    found = run(3, normed, f"data; @synchronisation=downpour:1{servers}")
+    assert len({*found}) == 1 and found[0] in (3, 4)
+
+
 def without_rows(plan: str) -> tuple[list[float], Any, int]:
     trainer = trainer_of(plan)
     found = train(trainer, ROWS)
