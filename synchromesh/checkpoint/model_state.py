@@ -273,13 +273,15 @@ class ModelState:
             if not share:
                 continue
             exact = buffer.is_floating_point() or buffer.is_complex()
-            first = torch.tensor(-group.index if rows else -group.size, device=buffer.device)
             if not exact:
+                first = torch.tensor(-group.index if rows else -group.size, device=buffer.device)
                 group.all_reduce(first, "max", counted=False)
-            if not rows or group.index != -int(first):
-                buffer.zero_()
-            elif exact:
+                if group.index != -int(first):
+                    buffer.zero_()
+            elif rows:
                 buffer.mul_(rows / float(share))
+            else:
+                buffer.zero_()
             group.all_reduce(buffer, counted=False)
 
 

@@ -64,8 +64,8 @@ KIND_OF: Mapping[str, str] = {
 def peak_memories(
     planned: PlannedStep, profile: Profile, pieces: int = 1
 ) -> tuple[PeakMemory, ...]:
-    """The memory of every device; those of a group that have as many rows and keep as many
-    tensors need as much.
+    """The memory of every device; those of a group that have as many rows need as much, where
+    servers are among them those that keep as many tensors.
 
     pieces: how many pieces take turns on the only stage."""
     layouts = list(dict.fromkeys(c.layout for c in planned.partition.components))
@@ -76,7 +76,8 @@ def peak_memories(
         blocks = [planned.blocks(layout) for layout in its]
         for position in positions:
             rows = tuple(b[x.data_index(position)] for b, x in zip(blocks, its, strict=True))
-            key = group, rows, len(planned.kept(position))
+            kept = len(planned.kept(position)) if planned.plan.sync.servers else 0
+            key = group, rows, kept
             if key not in known:
                 known[key] = peak_memory(planned, profile, position, pieces)
             memories.append(known[key])

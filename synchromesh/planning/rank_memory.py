@@ -78,7 +78,10 @@ class RankMemory:
     def held(self, plan: Plan, holdings: Mapping[str, Holding]) -> Candidate:
         """A plan with what parameters, gradients and optimizer state alone take."""
         ranks = plan.devices(self.world.size)
-        held = [[h for h in holdings.values() if p in h.positions] for p in range(len(ranks))]
+        held = [
+            [h for h in holdings.values() if p in h.positions and (h.replica or h.kept_at(p))]
+            for p in range(len(ranks))
+        ]
         least = [sum(held_bytes(h, 0.0, ()).values()) for h in held]
         limits = [self.limits[r] for r in ranks]
         tight = any(TUNING.plenty * n > limit for n, limit in zip(least, limits, strict=True))
