@@ -16,6 +16,7 @@ accelerators, and in groups of some ranks, the group's all-gather serves."""
 
 import os
 import secrets
+import select
 import socket
 import struct
 import time
@@ -88,7 +89,7 @@ def start_all_gather(group: Reachable, x: Tensor) -> Callable[[], Tensor]:
     if channel is None:
         return group.start_all_gather(x, counted=False)
     own = x.numpy().tobytes()
-    finish, shape = channel.start(own), (group.size, *x.shape)
+    finish, shape = channel.start(own, settled=True), (group.size, *x.shape)
     return lambda: torch.frombuffer(_waited(group, finish, own), dtype=x.dtype).view(shape)
 
 
@@ -112,35 +113,78 @@ class ControlChannel:
 
     def __init__(self, links: dict[int, socket.socket], size: int, timeout: timedelta) -> None:
         self.ranks, self._links = tuple(range(size)), links
-        self._files = {rank: link.makefile("rb") for rank, link in links.items()}
         for link in links.values():
             link.settimeout(timeout.total_seconds())
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._count = 0  # exchanges begun
         self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
         self.lost = ""  # why a connection was
+        # of the first rank:
+        self._open = set[int]()  # exchanges that have not ended
+        self._settled: tuple[int, bytes] | None = None  # one of these that `advance` may end
+        self._told: dict[int, bytearray] = {}  # what one was that it has ended
 
-    def start(self, own: bytes) -> Callable[[bytes], bytearray]:
+    def start(self, own: bytes, settled: bool = False) -> Callable[[bytes], bytearray]:
         """Begins an exchange of messages of equal length; the wait takes the first rank's, gives
-        all. Exchanges begin and end in equal order on all ranks. RuntimeError once a connection is
-        lost, from then on and on every rank: what they have sent no longer fits together."""
+        all. settled: whether that is `own`: others need not wait until the first rank does, once
+        all have sent theirs (`advance`). Exchanges begin and end in equal order on all ranks.
+        RuntimeError once a connection is lost, from then on and on every rank: what they have sent
+        no longer fits together."""
         if self.lost:
             raise RuntimeError(f"{self.lost}; this trainer cannot go on")
         self._count += 1
         number = self._count
         if 0 in self._links:
             self._send(number, own)
+        else:
+            self._open.add(number)
+            self._open.discard(number - LIMITS.under_way)
+            self._settled = (number, own) if settled else self._settled
 
         def finish(first: bytes) -> bytearray:
             if 0 in self._links:
                 return self._receive(0, number, len(self.ranks) * len(own))
-            gathered = bytearray(first)
-            for rank in self.ranks[1:]:
-                gathered += self._receive(rank, number, len(own))
-            self._send(number, gathered)
-            return gathered
+            if number not in self._told:
+                self._tell(number, first)
+            return self._told.pop(number)
 
         return finish
+
+    def advance(self) -> None:
+        """On the first rank, amid other work: ends an exchange that is settled, if all have sent
+        theirs. Others may wait for it, and this rank comes to it late."""
+        if self._settled is None:
+            return
+        number, own = self._settled
+        first = number == min(self._open, default=0)  # others may wait for an earlier one
+        if first and all(self._came(rank, number) for rank in self.ranks[1:]):
+            self._tell(number, own)
+
+    def _tell(self, number: int, first: bytes) -> None:
+        if self._settled is not None and self._settled[0] == number:
+            self._settled = None
+        self._open.discard(number)
+        gathered = bytearray(first)
+        for rank in self.ranks[1:]:
+            gathered += self._receive(rank, number, len(first))
+        self._send(number, gathered)
+        self._told = {number: gathered}
+
+    def _came(self, rank: int, number: int) -> bool:
+        """Whether a rank's message of an exchange is there."""
+        while (rank, number) not in self._early:
+            if not select.select([self._links[rank]], [], [], 0.0)[0]:
+                return False
+            self._keep(rank, number)
+        return True
+
+    def _keep(self, rank: int, number: int) -> None:
+        """Waits for a rank's next message, of exchange `number` or an earlier one."""
+        sent, content = self._next(rank)
+        if sent > number:
+            raise self._end(rank, ConnectionError(f"it is at a later step: {ALIKE}"))
+        self._early[rank, sent] = content
+        self._early.pop((rank, sent - LIMITS.under_way), None)
 
     def _send(self, number: int, content: bytes | bytearray) -> None:
         message = HEADER.pack(number, len(content)) + content
@@ -154,25 +198,27 @@ class ControlChannel:
         """What a rank sent in exchange `number`. What it sent in earlier ones, which may end after
         this one, stays until then; of those that a failed step has given up, the last few."""
         while (content := self._early.pop((rank, number), None)) is None:
-            sent, content = self._next(rank)
-            if sent > number:
-                raise self._end(rank, ConnectionError(f"it is at a later step: {ALIKE}"))
-            self._early[rank, sent] = content
-            self._early.pop((rank, sent - LIMITS.under_way), None)
+            self._keep(rank, number)
         if len(content) != size:
             raise self._end(rank, ConnectionError(f"it is in another call: {ALIKE}"))
         return content
 
     def _next(self, rank: int) -> tuple[int, bytearray]:
         try:
-            header = self._files[rank].read(HEADER.size)
-            number, size = HEADER.unpack(header) if len(header) == HEADER.size else (0, 1)
-            content = bytearray(size)
-            if self._files[rank].readinto(content) < size:
-                raise ConnectionError("it has ended")
+            number, size = HEADER.unpack(self._read(rank, HEADER.size))
+            return number, self._read(rank, size)
         except OSError as error:
             raise self._end(rank, error) from None
-        return number, content
+
+    def _read(self, rank: int, size: int) -> bytearray:
+        """No more than that: the socket tells whether there is more (`_came`)."""
+        content = bytearray(size)
+        left = memoryview(content)
+        while left:
+            if not (got := self._links[rank].recv_into(left)):
+                raise ConnectionError("it has ended")
+            left = left[got:]
+        return content
 
     def _end(self, rank: int, error: OSError) -> RuntimeError:
         """Ends all connections, which others see."""
@@ -186,8 +232,7 @@ class ControlChannel:
         return RuntimeError(self.lost)
 
     def close(self) -> None:
-        for rank, link in self._links.items():
-            self._files[rank].close()
+        for link in self._links.values():
             link.close()
 
 

@@ -313,7 +313,10 @@ class World:
         self.waited += time.perf_counter() - began
 
     def advance(self) -> None:
-        """Lets reduce-scatters in rings go on, which is for a rank's own thread to do."""
+        """Lets go on what is for a rank's own thread to do: reduce-scatters in rings, and on the
+        first rank an exchange that others wait for."""
+        if self.control is not None:
+            self.control.advance()
         for group in self._groups.values():
             while group.rings and group.rings[0].advance():
                 pass

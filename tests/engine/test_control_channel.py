@@ -61,6 +61,38 @@ def test_exchanges_may_end_after_later_ones() -> None:
     assert run(3, ends_in_another_order) == [[[10, 11, 12], [0, 1, 2]]] * 3
 
 
+def while_the_first_rank_is_busy() -> tuple[list[int], float]:
+    """Each rank's numbers, and when it had them all. The first one has other work meanwhile."""
+    world = World.open("cpu")
+    earlier = control_channel.start_numbers(world.everyone, [0])
+    finish = control_channel.start_all_gather(world.everyone, torch.tensor([world.rank]))
+    assert world.control is not None
+    if world.rank == 0:
+        time.sleep(0.2)
+        world.control.advance()  # it is not the first that is open
+        assert world.control._open == {1, 2}
+        earlier([0])
+        for _ in range(20):
+            time.sleep(0.05)
+            world.control.advance()
+        assert world.control._open == set()
+        world.control.advance()
+    else:
+        earlier([0])
+    began = time.monotonic()
+    found = finish().flatten().tolist()
+    took = time.monotonic() - began
+    assert control_channel.all_gather_numbers(world.everyone, [3]) == [(3,)] * world.size
+    world.close()
+    return found, took
+
+
+def test_others_need_not_wait_for_a_first_rank_that_has_other_work() -> None:
+    for found, took in run(3, while_the_first_rank_is_busy):
+        assert found == [0, 1, 2]
+        assert took < 0.7  # of a second that its work takes behind `earlier`
+
+
 def after_a_failure() -> list[tuple[int, ...]]:
     world = World.open("cpu")
     for _ in range(3 * control_channel.LIMITS.under_way):
