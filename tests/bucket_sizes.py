@@ -10,9 +10,9 @@ SEVERAL = BucketSizes(full=600, first=200)  # bytes: a model of 1 KB fills at le
 
 
 @contextmanager
-def bucket_sizes(full: int, first: int) -> Iterator[None]:
+def bucket_sizes(full: int, first: int, **more: int) -> Iterator[None]:
     """Inside, and in ranks that are forked inside, buckets are full at these bytes."""
-    before, buckets.SIZES = buckets.SIZES, BucketSizes(full, first)
+    before, buckets.SIZES = buckets.SIZES, BucketSizes(full, first, **more)
     try:
         yield
     finally:

@@ -54,6 +54,19 @@ class GroupGradients:
         part, dtype, served = h.part_placement, h.tensor.dtype, h.scattered and h.servers > 0
         return BucketKind.of(ranks, dtype, part, users, h.each_backward, h.compressor, served)
 
+    def messages(self, number: int) -> int:
+        """In how many messages each server gets its part of a bucket, and sends it."""
+        bucket, total = self.buckets[number], 0
+        if bucket[0].serving is None or not bucket[0].scattered:
+            return 1
+        total = sum(
+            h.local_bytes for its in self.buckets for h in its if self._alike(h, bucket[0])
+        )
+        return buckets.SIZES.messages(sum(h.local_bytes for h in bucket), total)
+
+    def _alike(self, h: Holding, other: Holding) -> bool:
+        return self.kind(h) == self.kind(other)
+
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""
         return self._completing.get(action.of_all(self.pieces), {}).get(component, ())
@@ -134,21 +147,24 @@ class GradientSeconds:
         if self.planned.plan.sync.late:
             return
         for number, keys in self._of.items() if self.planned.plan.sync.servers else ():
-            yield from self.timelines.await_all(self.group, keys)
-            self._fetch(number)
+            for key in keys:
+                yield from self.timelines.await_all(self.group, (key,))
+                if key in keys[-self.gradients.messages(number) :]:  # of the last backward
+                    self._fetch(number, key)
         yield from self.timelines.await_all(self.group, self._sent)
         rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
         yield from self.line.compute(self.copy_byte * rest)
         yield from self.line.finish()
 
-    def _fetch(self, number: int) -> None:
-        """What servers have stepped by a sum goes to all, while other sums come."""
+    def _fetch(self, number: int, pushed: object) -> None:
+        """What servers have stepped by what has come goes to all, while other sums come."""
         bucket = self.gradients.buckets[number]
         if (serving := bucket[0].serving) is not None and bucket[0].scattered:
             ranks, seconds = gradient_pattern(bucket[0]), shard_seconds("", bucket, self.profile)
             _, way = _ways(serving, ranks)
             lane = ServerMessages("fetch", ranks, serving.count)
-            self.line.depart(("fetch", number), "send", seconds, lane, way)
+            seconds /= self.gradients.messages(number)
+            self.line.depart(("fetch", pushed), "send", seconds, lane, way)
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
         for event in events:
@@ -175,12 +191,13 @@ class GradientSeconds:
             kind, seconds = collectives(bucket)[0][0], 0.0
             for each, payload in collectives(bucket):
                 seconds += collective_seconds(each, ranks, payload, self.profile)
-        groups = self._groups(bucket[0])
-        shared = () if groups > 1 else (self.group, len(self._sent))
-        key = ("gradients", *shared, bucket[0].tensor.name)
-        self.timelines.come(self.group, key, groups, kind, seconds, lane, way)
-        self._sent.append(key)
-        self._of.setdefault(number, []).append(key)
+        groups, messages = self._groups(bucket[0]), self.gradients.messages(number)
+        for message in range(messages):
+            shared = (message,) if groups > 1 else (self.group, len(self._sent))
+            key = ("gradients", *shared, bucket[0].tensor.name)
+            self.timelines.come(self.group, key, groups, kind, seconds / messages, lane, way)
+            self._sent.append(key)
+            self._of.setdefault(number, []).append(key)
 
     def _groups(self, holding: Holding) -> int:
         """How many device groups hold a tensor."""

@@ -3,9 +3,9 @@
 A gradient is copied once, into its bucket. Each bucket ends with one number for each parameter,
 how many ranks had a gradient: where none had, `grad` stays None."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,32 @@ class Summed:
         return BucketKind.of(ranks, of, part, stages, self.each_backward, self.compressor, served)
 
 
+class SummedSlice(NamedTuple):
+    """Entries [start, stop) of a parameter, in the order of its dimensions, whose sum has come;
+    last: with them all of it."""
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    last: bool
+
+    @classmethod
+    def of_all(cls, parameter: nn.Parameter) -> "SummedSlice":
+        return cls(parameter, 0, parameter.numel(), True)
+
+    @property
+    def whole(self) -> bool:
+        return self.last and not self.start
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of these entries."""
+        gradient = self.parameter.grad
+        if gradient is None or self.whole:
+            return gradient
+        return gradient.view(-1)[self.start : self.stop]
+
+
 class Bucket:
     """Parameters of one kind whose gradients are sent together: `fill` for each, `launch`,
     `finish`."""
@@ -101,6 +127,11 @@ class Bucket:
     def finish(self) -> None:
         """Waits for the sum, where it was started; `grad` of each parameter has it then."""
         raise NotImplementedError
+
+    def arrive(self) -> Iterator[list[SummedSlice]]:
+        """As `finish`; what has come, as it comes."""
+        self.finish()
+        yield [SummedSlice.of_all(item.parameter) for item in self.items]
 
     def fill_accumulated(self) -> None:
         """Takes in what only an earlier micro-batch gave a gradient of."""

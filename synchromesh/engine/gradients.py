@@ -7,29 +7,41 @@ rebuilds its buckets after the first step, does not).
 Buckets of which every rank gets all are in `gradient_buckets.py`, those of which each gets a part
 are here."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.gradient_buckets import Bucket, CompressedBucket, FlatBucket, Summed
-from synchromesh.engine.servers import start_push
+from synchromesh.engine.gradient_buckets import (
+    Bucket,
+    CompressedBucket,
+    FlatBucket,
+    Summed,
+    SummedSlice,
+)
+from synchromesh.engine.servers import Push
 from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
 from synchromesh.values import buckets
-from synchromesh.values.buckets import BucketEvent, Sending, SendingRules
+from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
 
-Ahead = Callable[[Sequence[nn.Parameter]], None]
+Ahead = Callable[[Sequence[SummedSlice]], None]
+Sums = Iterator[
+    tuple[int, int, Tensor]
+]  # entries [start, stop) of a bucket and their sum, in turn
 
 
 class ScatterBucket(Bucket):
     """Gradients of which every rank gets the sum of its own part: they lie in one tensor while
     they are sent, the parts of a rank one after the other, and are added to `parameter.grad`."""
 
-    def __init__(self, items: Sequence[Summed]) -> None:
+    def __init__(self, items: Sequence[Summed], messages: int = 1) -> None:
+        """messages: in which each server gets its part."""
+        self._messages = messages
         self._flat: Tensor | None = None
-        self._finish: Finish | None = None
-        self._forgotten: Finish | None = None  # to be waited for before the next one starts
+        self._coming: Sums | None = None
+        self._forgotten: Sums | None = None  # to be waited for before the next one starts
         self._partial = False  # whether gradients were missing here in what is under way
         serving = items[0].servers
         self._parts = items[0].group.size if serving is None else serving.count
@@ -60,48 +72,78 @@ class ScatterBucket(Bucket):
         return self._flat
 
     def launch(self) -> None:
-        """Starts the reduce-scatter."""
+        """Starts the reduce-scatter, or the push."""
         self.finish()
-        if self._forgotten is not None:
-            self._forgotten()
-            self._forgotten = None
+        for _ in self._forgotten or ():
+            pass
+        self._forgotten = None
         flat, numbers = self._tensor(), self._offsets[-1]
         flat[:, numbers:] = torch.tensor(self.filled, dtype=flat.dtype, device=flat.device)
         size, group, servers = numbers * flat.element_size(), self.group, self.items[0].servers
         if servers:
             payload, _ = servers.sent(size, group.index, group.size)
-            self._finish = start_push(group, servers, flat, len(self.items), payload)
+            push = Push(group, servers, flat, len(self.items), payload, self._messages)
+            self._coming = push.sums()
         else:
-            self._finish = group.start_reduce_scatter(flat, group.size * size)
+            self._coming = _at_once(group.start_reduce_scatter(flat, group.size * size), flat)
         self._partial = self.waiting > 0
         self.reset()  # the next backward fills it anew while this one's sum is under way
 
     def finish(self) -> None:
         """Waits for the sum and adds it up."""
-        if self._finish is None:
+        for _ in self.arrive():
+            pass
+
+    def arrive(self) -> Iterator[list[SummedSlice]]:
+        """See `Bucket.arrive`."""
+        if self._coming is None:  # it has come, after an earlier backward
+            yield [SummedSlice.of_all(item.parameter) for item in self.items]
             return
-        part, self._finish, self._flat = self._finish(), None, None
-        counts = part[-len(self.items) :].tolist() if self._partial else [1] * len(self.items)
-        for item, start, count in zip(self.items, self._offsets, counts, strict=False):
-            if not count:
-                continue
-            p = item.parameter
-            own = part[start : start + p.numel()].view(p.shape)
-            if p.grad is None:
-                p.grad = own
-            else:
-                p.grad.add_(own)
+        coming, self._coming, self._flat = self._coming, None, None
+        counts, partial = [1.0] * len(self.items), self._partial
+        first = {item.parameter for item in self.items if item.parameter.grad is None}
+        for number, (start, stop, part) in enumerate(coming):
+            if partial and not number:
+                counts = part[-len(self.items) :].tolist()
+            came = []
+            for index, (item, count) in enumerate(zip(self.items, counts, strict=True)):
+                p, low, high = item.parameter, *self._offsets[index : index + 2]
+                begin, end = max(start, low), min(stop, high)
+                if begin < end or (low == high and not number):
+                    slices = slice(*(min(x - low, p.numel()) for x in (begin, end)))
+                    own = part[begin - start :][: slices.stop - slices.start]
+                    if count:
+                        _add(p, slices, own, p in first)
+                    came.append(SummedSlice(p, slices.start, slices.stop, end == high))
+            yield came
 
     def forget(self) -> None:
         """See `Bucket.forget`; the next launch waits for it."""
-        self._forgotten, self._finish = self._finish or self._forgotten, None
+        self._forgotten, self._coming = self._coming or self._forgotten, None
         self._flat = None
         super().forget()
 
 
-def bucket_of(items: Sequence[Summed]) -> Bucket:
+def _at_once(finish: Finish, flat: Tensor) -> Sums:
+    yield 0, flat.shape[1], finish()
+
+
+def _add(p: nn.Parameter, entries: slice, own: Tensor, first: bool) -> None:
+    """To these of its gradient. first: which has none before."""
+    if first and own.numel() == p.numel():
+        p.grad = own.view(p.shape)
+        return
+    if p.grad is None:
+        p.grad = torch.empty(p.shape, dtype=p.dtype, device=p.device)
+    of = p.grad.view(-1)[entries]
+    (of.copy_ if first else of.add_)(own)
+
+
+def bucket_of(items: Sequence[Summed], total: int) -> Bucket:
+    """total: bytes of all of its kind."""
     if items[0].part_placement.sharded:
-        return ScatterBucket(items)
+        served, size = items[0].servers is not None, sum(item.size for item in items)
+        return ScatterBucket(items, buckets.SIZES.messages(size, total) if served else 1)
     return CompressedBucket(items) if items[0].compressor else FlatBucket(items)
 
 
@@ -123,7 +165,10 @@ class GradientSync:
         self._alone = [p.parameter for p in parameters if p.group.size == 1]
         shared = [p for p in parameters if p.group.size > 1]
         filled = buckets.fill(shared, lambda item: item.kind, lambda item: item.size)
-        self._buckets = [self._bucket(items) for items in filled]
+        total = Counter[BucketKind]()
+        for item in shared:
+            total[item.kind] += item.size
+        self._buckets = [self._bucket(items, total[items[0].kind]) for items in filled]
         items = [(b.kind, range(len(b.items))) for b in self._buckets]
         self._sending = Sending(items, SendingRules(late=late))
         self._armed = False
@@ -135,8 +180,8 @@ class GradientSync:
             for index, item in enumerate(bucket.items)
         ]
 
-    def _bucket(self, items: Sequence[Summed]) -> Bucket:
-        return bucket_of(items)
+    def _bucket(self, items: Sequence[Summed], total: int) -> Bucket:
+        return bucket_of(items, total)
 
     def take(self) -> bool:
         """Gradients become sums that are still under way behind a step; whether there are any."""
@@ -197,7 +242,7 @@ class GradientSync:
 
     def finish(self, scale: float | None = None, ahead: Ahead | None = None) -> None:
         """After it every gradient is the sum over its group, times `scale`, on all ranks. ahead:
-        is called with the parameters of each sum as soon as it has come, scaled."""
+        is called with what has come as soon as it has, scaled."""
         assert self._armed, "begin comes before finish"
         self._armed = False
         for event in self._sending.finish():
@@ -207,25 +252,24 @@ class GradientSync:
         for bucket in self._buckets:
             bucket.advance()
         self.scale = 1.0 if scale is None else scale
-        for parameters in self._sums():
-            self._scale(parameters)
+        for came in self._sums():
+            self._scale(each.gradient for each in came)
             if ahead is not None:
-                ahead(parameters)
+                ahead(came)
         for p in self._alone:
             if p.grad is not None and p.grad.is_sparse and not self._sparse:
                 p.grad = p.grad.to_dense()  # as where gradients are summed
-        self._scale(self._alone)
+        self._scale(p.grad for p in self._alone)
 
-    def _sums(self) -> Iterator[list[nn.Parameter]]:
-        """Waits for the sums; the parameters of each, as they come."""
+    def _sums(self) -> Iterator[list[SummedSlice]]:
+        """Waits for the sums; what has come, as it comes."""
         for bucket in self._buckets:
-            bucket.finish()
-            yield [item.parameter for item in bucket.items]
+            yield from bucket.arrive()
 
-    def _scale(self, parameters: Iterable[nn.Parameter]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if self.scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, self.scale)
+    def _scale(self, gradients: Iterable[Tensor | None]) -> None:
+        there = [gradient for gradient in gradients if gradient is not None]
+        if self.scale != 1.0 and there:
+            torch._foreach_mul_(there, self.scale)
 
     def abandon(self) -> None:
         """After a backward that failed: the next one sums nothing until `begin`."""

@@ -77,7 +77,7 @@ class LateSync(GradientSync):
         self._scales: deque[float] = deque()
         self._own: deque[list[Tensor | None]] = deque()  # of parameters that no other rank has
 
-    def _bucket(self, items: Sequence[Summed]) -> LateBucket:
+    def _bucket(self, items: Sequence[Summed], total: int) -> LateBucket:
         return LateBucket(items)
 
     def finish(self, scale: float | None = None, ahead: Ahead | None = None) -> None:
@@ -101,5 +101,5 @@ class LateSync(GradientSync):
             p.grad = own
         self.scale = self._scales.popleft()
         shared = (item.parameter for bucket in self._buckets for item in bucket.items)
-        self._scale([*shared, *self._alone])
+        self._scale(p.grad for p in (*shared, *self._alone))
         return True

@@ -42,6 +42,8 @@ class PlanGroups:
         self.worker = self._group(self.workers)
         self._partial = {positions: self._group([positions]) for positions in sorted(shared)}
         self._served = {its: self._group(its, "servers") for its in _served(holdings)}
+        scattered = _served([h for h in holdings if h.scattered])
+        self._fetching = {its: self._group(its, "fetches") for its in scattered}
         for positions in sorted(_scattered(holdings)):
             world.add_ring(tuple(ranks[p] for p in positions))
 
@@ -79,6 +81,13 @@ class PlanGroups:
     def served_group(self, holding: Holding) -> Group:
         """The ranks that push gradients of what this rank holds to the first of them."""
         return self._served[frozenset(holding.sharing(p) for p in holding.positions)]
+
+    def gather_group(self, holding: Holding) -> Group:
+        """The ranks that gather what each keeps of a tensor. What servers send has connections of
+        its own: on others a receiver's word that it is ready comes behind all that it pushes."""
+        if not holding.servers:
+            return self.sum_group(holding)
+        return self._fetching[frozenset(holding.sharing(p) for p in holding.positions)]
 
 
 def workers(layouts: Iterable[Layout]) -> tuple[Positions, ...]:

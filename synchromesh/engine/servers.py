@@ -5,15 +5,16 @@
 
 Of n bytes in all, on N ranks of which S are servers, one that is none sends n in a push; a server
 sends (S - 1)/S n, and (N - 1)/S n in a fetch; a dedicated one nothing, and W/S n for W workers.
-(Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", OSDI;
+Both may be in several messages: a server steps by what has come, and sends it, while the rest
+comes. (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", OSDI;
 `values/traffic.Servers`.)"""
 
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 from torch import Tensor
 
 from synchromesh.engine.groups import Group
-from synchromesh.programs.communicator import Finish
 from synchromesh.values.traffic import Servers
 
 
@@ -24,47 +25,96 @@ class MessageTag(IntEnum):
     GRADIENT = 2
     ANSWERED = 3  # as `ServerAnswer`
     PARAMETERS = 4
-    FETCHED = 5  # by all at once
+    FETCHED = 5  # by all at once; and above, of fetches with a number
 
 
-def start_push(group: Group, servers: Servers, parts: Tensor, told: int, payload: int) -> Finish:
-    """parts: (servers, n), this rank's of what each server keeps -> (n,), the sum over all ranks
-    on a server; on others (told,), its last numbers, which the first server has told. payload:
-    bytes to count."""
-    count, first, index = servers.count, servers.first, group.index
-    serves = index < count
-    came = parts.new_zeros(group.size - first if serves else 1, parts.shape[1] if serves else told)
-    sends = [(server, parts[server]) for server in range(count)] if index >= first else []
-    if serves:
-        receives = [(i, came[i - first]) for i in range(first, group.size)]
-    else:
-        receives = [(0, came[0])]
-    finish = group.start_exchange(sends, receives, payload)
-
-    def summed() -> Tensor:
-        finish()
-        total = came.sum(0)
-        if index == 0:
-            others = range(count, group.size)
-            group.exchange([(i, total[-told:]) for i in others], [], 0)
-        return total
-
-    return summed
+def _ranges(entries: int, count: int) -> list[tuple[int, int]]:
+    """[start, stop) of so many parts of entries, as equal as they can be."""
+    stops = [entries * (i + 1) // count for i in range(count)]
+    return [*zip([0, *stops], stops, strict=False)]
 
 
-def start_fetch(group: Group, servers: Servers, part: Tensor) -> Finish:
-    """part: (n,) of a server, of others any as long -> (servers, n); zeros on a dedicated one."""
-    count, first = servers.count, servers.first
-    everyone = range(first, group.size) if group.index < count else ()
-    fetches = group.index >= first
-    parts = part.new_empty(count, *part.shape) if fetches else part.new_zeros(count, *part.shape)
-    receives = [(server, parts[server]) for server in range(count)] if fetches else []
-    sends = [(i, part) for i in everyone]
-    # it may begin while gradients are still pushed
-    finish = group.start_exchange(sends, receives, tag=MessageTag.FETCHED)
+class Push:
+    """A push that has begun. parts: (servers, n), this rank's of what each server keeps, with
+    `told` numbers at their end, of which all ranks get the sum. payload: bytes to count. count:
+    messages to each server; these numbers go by themselves, and first, where there are several."""
 
-    def fetched() -> Tensor:
-        finish()
-        return parts
+    def __init__(
+        self, group: Group, servers: Servers, parts: Tensor, told: int, payload: int, count: int
+    ) -> None:
+        index, entries, first = group.index, parts.shape[1], servers.first
+        self._group, self._told = group, told
+        self._serves, self._others = index < servers.count, range(servers.count, group.size)
+        rows = group.size - first if self._serves else 1
+        self._came = parts.new_zeros(rows, entries if self._serves else told)
+        whole = [(0, entries)]
+        of = [(entries - told, entries), *_ranges(entries - told, count)] if count > 1 else whole
+        self._begun: list[tuple[int, int, Callable[[], None]]] = []
+        for start, stop in of:
+            sends, receives = [], []
+            if index >= first:
+                sends = [(i, parts[i, start:stop]) for i in range(servers.count)]
+            if self._serves:
+                came = (x[start:stop] for x in self._came)
+                receives = [*zip(range(first, group.size), came, strict=True)]
+            elif stop == entries:
+                receives = [(0, self._came[0])]
+            begun = group.start_exchange(sends, receives, 0 if self._begun else payload)
+            self._begun.append((start, stop, begun))
 
-    return fetched
+    def sums(self) -> Iterator[tuple[int, int, Tensor]]:
+        """[start, stop) of each message, as it comes, with the sum over all ranks on a server; on
+        others nothing, or the numbers at the end of the first one."""
+        for start, stop, finish in self._begun:
+            finish()
+            if not self._serves:
+                yield (
+                    start,
+                    stop,
+                    self._came[0] if start == self._begun[0][0] else self._came[0, :0],
+                )
+                continue
+            total = self._came[:, start:stop].sum(0)
+            if self._group.index == 0 and start == self._begun[0][0]:
+                self._group.exchange([(i, total[-self._told :]) for i in self._others], [], 0)
+            yield start, stop, total
+
+
+class Fetch:
+    """A fetch that has begun: receives are posted. part: (n,) of a server, which may be filled as
+    it is sent; of others any as long. count: messages of each server. number: of what is fetched,
+    where several fetches are under way at once that may not begin in one order on all ranks."""
+
+    def __init__(
+        self, group: Group, servers: Servers, part: Tensor, count: int = 1, number: int = 0
+    ) -> None:
+        self.part, self._group = part, group
+        self._serves, self._fetches = group.index < servers.count, group.index >= servers.first
+        self._to = range(servers.first, group.size) if self._serves else range(0)
+        # it may begin while gradients are still pushed
+        self._tag = MessageTag.FETCHED + number
+        self._unsent = _ranges(len(part), count)
+        self.parts = (part.new_empty if self._fetches else part.new_zeros)(
+            servers.count, len(part)
+        )
+        self._begun: list[Callable[[], None]] = []
+        others = [s for s in range(servers.count) if self._fetches and s != group.index]
+        for start, stop in self._unsent if others else ():
+            receives = [(s, self.parts[s, start:stop]) for s in others]
+            self._begun.append(group.start_exchange([], receives, tag=self._tag))
+
+    def send(self, filled: int) -> None:
+        """The first so many entries of the part are filled: messages of these go."""
+        while self._unsent and self._unsent[0][1] <= filled:
+            start, stop = self._unsent.pop(0)
+            sends = [(i, self.part[start:stop]) for i in self._to if i != self._group.index]
+            self._begun.append(self._group.start_exchange(sends, [], tag=self._tag))
+
+    def __call__(self) -> Tensor:
+        """(servers, n), once all of it has come; zeros on a dedicated server."""
+        self.send(len(self.part))
+        for finish in self._begun:
+            finish()
+        if self._serves and self._fetches:
+            self.parts[self._group.index].copy_(self.part)
+        return self.parts

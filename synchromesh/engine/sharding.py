@@ -9,7 +9,8 @@ forward to its backward. Two autograd nodes around the component say when its ba
 ends. The latter comes last: of the nodes that are ready autograd runs the one that was made last.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from synchromesh.engine.gradient_buckets import SummedSlice
 from synchromesh.engine.groups import Group
-from synchromesh.engine.servers import start_fetch
+from synchromesh.engine.servers import Fetch
 from synchromesh.programs.communicator import Finish
+from synchromesh.values import buckets
 from synchromesh.values.holding import Holding
 from synchromesh.values.placement import Placement
 from synchromesh.values.schedule import Action
@@ -45,8 +48,11 @@ class _Gathered:
     """A unit on this rank."""
 
     def __init__(
-        self, unit: Unit, position: int, parameters: Sequence[nn.Parameter], group: Group
-    ) -> None:
+        self, unit: Unit, position: int, parameters: Sequence[nn.Parameter], group: Group,
+        number: int, messages: int,
+    ) -> None:  # fmt: skip
+        """number: of all units. messages: in which each server sends its part."""
+        self._number, self._messages = number, messages
         self.unit, self.parameters, self.group = unit, parameters, group
         self.there = False
         first = unit.holdings[0]
@@ -58,21 +64,54 @@ class _Gathered:
             self.whole.append(nn.Parameter(p.new_empty(shape), requires_grad=p.requires_grad))
             entries = h.part_bytes_at(position) // p.element_size()
             self._offsets.append(self._offsets[-1] + entries)
+        self._index = {p: index for index, p in enumerate(parameters)}
+        self._given: dict[int, int] = {}  # entries of parameters that are not all there to be sent
         self._finish: Finish | None = None
         self.free()
 
     def begin(self) -> None:
         """Begins to gather the parts, where that has not begun."""
-        if self.there or self._finish is not None:
+        if self.there or (self._finish is not None and not self._given):
             return
-        first = self.parameters[0]
-        flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
-        for p, start in zip(self.parameters, self._offsets, strict=False):
+        flat = self._open()
+        for index in self._given:
+            p, start = self.parameters[index], self._offsets[index]
             flat[start : start + p.numel()].view(p.shape).copy_(p.detach())
-        if servers := self._serving:
-            self._finish = start_fetch(self.group, servers, flat)
-        else:
+        self._given.clear()
+        if self._serving is None:
             self._finish = self.group.start_all_gather(flat)
+        else:
+            self._send()
+
+    def give(self, came: Iterable[SummedSlice]) -> None:
+        """What servers have stepped goes to all at once."""
+        for each in came:
+            if self.there or self._serving is None or each.parameter not in self._index:
+                continue
+            index, flat = self._index[each.parameter], self._open()
+            entries = flat[self._offsets[index] :][each.start : each.stop]
+            entries.copy_(each.parameter.detach().reshape(-1)[each.start : each.stop])
+            self._given[index] = each.stop
+            if each.last:
+                del self._given[index]
+            self._send()
+
+    def _open(self) -> Tensor:
+        """For the parts that this rank keeps, one after the other. Receives are posted."""
+        if isinstance(self._finish, Fetch):
+            return self._finish.part
+        first = self.parameters[0]
+        self._given = dict.fromkeys(self._index.values(), 0)
+        flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
+        if self._serving is not None:
+            self._finish = Fetch(self.group, self._serving, flat, self._messages, self._number)
+        return flat
+
+    def _send(self) -> None:
+        """What is there to be sent, up to what is not."""
+        assert isinstance(self._finish, Fetch)
+        until = (self._offsets[index] + there for index, there in self._given.items())
+        self._finish.send(min(until, default=self._offsets[-1]))
 
     def wait(self) -> None:
         """The parameters are there."""
@@ -93,6 +132,7 @@ class _Gathered:
         if self._finish is not None:  # begun, but nobody came
             self._finish()
             self._finish = None
+            self._given.clear()
         for whole in self.whole:
             whole.untyped_storage().resize_(0)
         self.there = False
@@ -101,6 +141,12 @@ class _Gathered:
         """Whether `x` lies in the storage of one of the parameters."""
         own = x.untyped_storage()._cdata
         return any(whole.untyped_storage()._cdata == own for whole in self.whole)
+
+
+def _kind(unit: Unit) -> object:
+    """What units have in common that are divided alike into messages."""
+    first = unit.holdings[0]
+    return first.gradient_layout, first.tensor.dtype
 
 
 class Sharding:
@@ -116,11 +162,15 @@ class Sharding:
     ) -> None:
         self.units = tuple(units)
         self._here: dict[int, _Gathered] = {}  # by their number among all
+        total = Counter[object]()
+        for unit in units:
+            total[_kind(unit)] += unit.bytes
         for number, unit in enumerate(units):
             if position is not None and position in unit.holdings[0].positions:
                 assert group_of is not None
                 own, group = [parameters[n] for n in unit.names], group_of(unit.holdings[0])
-                self._here[number] = _Gathered(unit, position, own, group)
+                messages = buckets.SIZES.messages(unit.bytes, total[_kind(unit)])
+                self._here[number] = _Gathered(unit, position, own, group, number, messages)
         self.whole = {
             name: whole
             for gathered in self._here.values()
@@ -130,12 +180,16 @@ class Sharding:
         self._walk: UseWalk | None = None
         self._action: Action | None = None
 
-    def fetch(self, parameters: Collection[nn.Parameter]) -> None:
-        """Units, all of whose parameters are among these, begin to be gathered for the next walk:
-        nothing changes them before."""
+    @property
+    def served(self) -> bool:
+        """Whether no rank's backward waits for what another does after its own: what servers keep
+        they send before."""
+        return all(unit.holdings[0].serving is not None for unit in self.units)
+
+    def fetch(self, came: Sequence[SummedSlice]) -> None:
+        """What servers have stepped goes to all for the next walk: nothing changes it before."""
         for gathered in self._here.values():
-            if all(p in parameters for p in gathered.parameters):
-                gathered.begin()
+            gathered.give(came)
 
     def drop(self) -> None:
         """What was gathered for the next walk is of no use: parameters change."""

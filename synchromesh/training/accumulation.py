@@ -309,7 +309,7 @@ class Accumulation:
         if total is not None and len(total) == len(sums):
             self._totals.append((total, None))
             self._own.append(total)
-        elif not alone and active.plan.stage_count == 1 and not self._execution.sharding.units:
+        elif not alone and active.plan.stage_count == 1 and self._execution.sharding.served:
             self._totals.append((sums, control_channel.start_all_gather(everyone, sums)))
         else:  # where the first rank's backward may wait for what this one does after its own
             table = workers.by_worker(sums) if alone else sums[None]

@@ -183,7 +183,7 @@ class Execution:
         components = new.step.chain.components
         parameters = ([new.holdings[p.name] for p in c.parameters] for c in components)
         self.sharding = Sharding(
-            units(parameters), new.groups.position, self.model.parameters, new.groups.sum_group
+            units(parameters), new.groups.position, self.model.parameters, new.groups.gather_group
         )
         self.sharding.whole |= self.workers.adopt(plan, new.holdings, new.groups)
         self.programs = self._programs(new)

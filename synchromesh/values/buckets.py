@@ -32,9 +32,9 @@ class BucketSizes:
     # Buckets of which each rank gets a part that are under way at once, and take memory as long.
     # Chosen: one is sent while another fills.
     under_way: int = 2
-    # Of those that servers step by, which send one's parameters while they get the next one's
-    # gradients: so many of all bytes, at least so many bytes. The longest that a push and a fetch
-    # then take together is 1 + 1/16 of one of them. Chosen.
+    # Of those that servers step by, and of messages of larger ones: servers send the parameters of
+    # one while they get the next one's gradients. So many of all bytes, at least so many bytes.
+    # The longest that a push and a fetch then take together is 1 + 1/16 of one of them. Chosen.
     served_parts: int = 16
     served: int = 1 << 16
 
@@ -43,6 +43,10 @@ class BucketSizes:
         if isinstance(kind, BucketKind) and kind.served:
             return max(self.served, total // self.served_parts)
         return self.first if is_first else self.full
+
+    def messages(self, size: int, total: int) -> int:
+        """Into how many equal ones servers get so many bytes of `total`, and send them."""
+        return max(1, size // max(self.served, total // self.served_parts))
 
 
 SIZES = BucketSizes()

@@ -174,10 +174,16 @@ def step_aged(optimizer: Optimizer, age: int) -> None:
     """A step with learning rates over the age of its gradient, where that is above 1."""
     for part in parts_of(optimizer):
         # not of its own groups: a scheduler may set these meanwhile, from another thread
-        aged = copy.copy(part)
-        aged.__dict__ = {k: v for k, v in part.__dict__.items() if k != "step"}  # a scheduler's
-        aged.param_groups = [{**g, "lr": g["lr"] / max(1, age)} for g in part.param_groups]
-        aged.step()
+        aged = [{**g, "lr": g["lr"] / max(1, age)} for g in part.param_groups]
+        with_groups(part, aged).step()
+
+
+def with_groups(part: Optimizer, groups: list[dict[str, Any]]) -> Any:
+    """One with these groups and else the same attributes, the state too."""
+    other = copy.copy(part)
+    other.__dict__ = {k: v for k, v in part.__dict__.items() if k != "step"}  # a scheduler's
+    other.param_groups = groups
+    return other
 
 
 def parts_differ(optimizer: Optimizer) -> bool | None:

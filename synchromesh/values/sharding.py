@@ -34,6 +34,11 @@ class Unit:
     def names(self) -> tuple[str, ...]:
         return tuple(h.tensor.name for h in self.holdings)
 
+    @cached_property
+    def bytes(self) -> int:
+        """Of what a position computes with at most."""
+        return sum(h.local_bytes for h in self.holdings)
+
     @property
     def lasting(self) -> bool:
         """Whether they are there from their first use to their last one."""

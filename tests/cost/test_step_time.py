@@ -59,6 +59,23 @@ def constant(seconds: float) -> Curve:
     return Curve(((0.0, seconds), (1.0, seconds)))
 
 
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [  # of 1,600 bytes in one tensor; 1 s a message of 100 bytes
+        ("server:1; @servers=4", 4 * 17), ("server:2; @servers=4,5", 4 * 17 / 2),
+    ],
+)  # fmt: skip
+def test_servers_send_a_tensor_while_the_rest_of_it_comes(word: str, seconds: float) -> None:
+    ranks = 4 + word.count(",") + 1
+    planned = drawn(
+        [{"parameters": {"a": 400}}], Layout(ranks, 1), ranks, f"data; @synchronisation={word}"
+    )
+    messages = {("send", Pattern(2)): Curve(((0.0, 0.0), (1e6, 1e4)))}
+    with bucket_sizes(600, 200, served=1):
+        told = step_time(planned, profile(planned, {"c0": (0.0, 0.0)}, network=messages))
+    assert told.seconds == pytest.approx(seconds)
+
+
 def test_where_nothing_is_sent_it_is_the_sum() -> None:
     planned = drawn([{"parameters": {"a": 10, "b": 20}}, {"parameters": {"c": 5}}], ALONE)
     told = step_time(

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import (
+    DividedStep,
     check,
     clip_norm,
     global_norm,
 )
 from synchromesh.programs.model import Model
-from synchromesh.values.optimizer import ELEMENTWISE, parts_differ
+from synchromesh.values.optimizer import ELEMENTWISE, JoinedOptimizer, parts_differ
 from tests.ranks import run
 
 
@@ -186,3 +187,37 @@ def _norms() -> tuple[float, list[float], list[float]]:
 
 def test_the_global_norm_counts_every_entry_once() -> None:
     assert run(4, _norms) == [pytest.approx((140 + 12) ** 0.5)] * 4
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
+def test_a_step_of_one_range_after_the_other_is_that_of_the_whole(name: str) -> None:
+    kind = getattr(torch.optim, name)
+    settings = {"lr": 0.1, **({"momentum": 0.9} if name == "SGD" else {})}
+    both = [nn.Parameter(_start()), nn.Parameter(_start())]
+    of_all, divided = (kind([nn.Parameter(torch.ones(2)), p], **settings) for p in both)
+    torch.optim.lr_scheduler.ConstantLR(divided, 1.0)  # replaces its `step`
+    for step in range(3):
+        gradient = torch.sin(torch.arange(24.0, dtype=torch.float64).view(6, 4) + step)
+        for p in both:
+            p.grad = gradient.clone()
+        of_all.step()
+        parts = DividedStep(divided, both[1])
+        for start, stop in ((0, 7), (7, 24), (24, 24)):
+            parts.step(start, stop, stop == start)
+        if step == 1:  # states are cast
+            for optimizer in (of_all, divided):
+                optimizer.load_state_dict(optimizer.state_dict())
+    expected, found = (of.state[p] for of, p in zip((of_all, divided), both, strict=True))
+    torch.testing.assert_close(both[1], both[0], atol=1e-15, rtol=0.0)
+    torch.testing.assert_close(dict(found), dict(expected), atol=1e-15, rtol=0.0)
+
+
+def test_a_range_of_a_step_is_made_by_the_optimizer_that_has_the_parameter() -> None:
+    a, b = nn.Parameter(_start()), nn.Parameter(_start())
+    joined = JoinedOptimizer({
+        "a": torch.optim.SGD([a], 1.0), "b": torch.optim.SGD([b], 0.5, momentum=0.9),
+    })  # fmt: skip
+    b.grad = torch.ones_like(b)
+    DividedStep(joined, b).step(0, 24, True)
+    torch.testing.assert_close(b.detach(), _start() - 0.5, rtol=0.0, atol=0.0)
+    assert torch.equal(a, _start()) and joined.state[b]["momentum_buffer"].shape == (6, 4)

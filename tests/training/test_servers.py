@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from synchromesh.training import events
+from synchromesh.engine.optimizer import DividedStep
+from synchromesh.training import events, workers
 from synchromesh.training.loop import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.values import buckets
@@ -27,10 +28,19 @@ def total(model: nn.Module, given: Any) -> dict[str, Tensor]:
     return {"loss": loss(model, given)[0]}
 
 
-def trained(plan: str, ahead: bool, hooked: bool, folder: str) -> tuple[list[Any], int]:
+class Parted(DividedStep):
+    steps = 0
+
+    def step(self, start: int, stop: int, last: bool) -> None:
+        Parted.steps += 1
+        super().step(start, stop, last)
+
+
+def trained(plan: str, ahead: bool, hooked: bool, folder: str) -> tuple[list[Any], int, int]:
     """What steps, an evaluation, a checkpoint and a switch there and back leave; how often the
-    optimizer is called in the last step."""
-    buckets.SIZES = replace(buckets.SIZES, first=64, full=64)  # several
+    optimizer is called in the last step, and for parts of a parameter."""
+    workers.DividedStep = Parted  # type: ignore[misc]
+    buckets.SIZES = replace(buckets.SIZES, served=64)  # several, some in several messages
     net = model()
     optimizer, calls = adamw(net), list[int]()
     if hooked:
@@ -57,20 +67,21 @@ def trained(plan: str, ahead: bool, hooked: bool, folder: str) -> tuple[list[Any
             trainer.switch(plan)
     found += [x.tolist() for x in trainer.state_dict().values()]
     trainer.close()
-    return found, calls.count(trainer.steps - 1)
+    return found, calls.count(trainer.steps - 1), Parted.steps
 
 
 @pytest.mark.wide(2)
 @pytest.mark.parametrize("plan", [f"{SERVED}:2", f"{SERVED}:1; @servers=2", f"{SERVED}:3"])
 def test_sums_are_stepped_by_as_they_come(plan: str, tmp_path: Path) -> None:
-    (due, once), *_ = run(3, trained, plan, False, False, str(tmp_path / "a"))
-    (found, calls), *_ = run(3, trained, plan, True, False, str(tmp_path / "b"))
+    (due, once, _), *_ = run(3, trained, plan, False, False, str(tmp_path / "a"))
+    (found, calls, own), *others = run(3, trained, plan, True, False, str(tmp_path / "b"))
     assert found == due
     assert once == 1 < calls
+    assert own + sum(parts for *_, parts in others) > 0
 
 
 def test_a_hook_of_the_user_is_called_once_a_step(tmp_path: Path) -> None:
-    (_, calls), *_ = run(2, trained, f"{SERVED}:2", True, True, str(tmp_path / "a"))
+    (_, calls, _), *_ = run(2, trained, f"{SERVED}:2", True, True, str(tmp_path / "a"))
     assert calls == 1
 
 
