@@ -53,7 +53,7 @@ def measure(workers: int, rounds: int, steps: int) -> dict[str, Any]:
         model = build_model()
         optimizer = torch.optim.SGD(model.parameters(), RATE)
         trainer = trainers[name] = sm.prepare(model, optimizer, loss, batch, plan=plan)
-        trainer.workers.ahead = True  # as in `fit`
+        trainer.workers.early.allowed = True  # as in `fit`
         predicted[name], seconds[name] = trainer.predict().seconds, []
     own, alone = Local(), [x[:ROWS] for x in batch]
     seconds["compute"] = []

@@ -43,6 +43,7 @@ class ControlLimits:
     connecting: float = 5.0  # seconds until ranks do without
     ranks: int = 256  # at most: a process may have 1,024 files
     numbers: int = 18  # that a rank may send with a method's (`checked_gather`)
+    apart: int = 12  # times as long as for a collective a quick worker may wait for a slow one
 
 
 LIMITS = ControlLimits()
@@ -113,8 +114,9 @@ class ControlChannel:
 
     def __init__(self, links: dict[int, socket.socket], size: int, timeout: timedelta) -> None:
         self.ranks, self._links = tuple(range(size)), links
+        self._timeout = timeout.total_seconds()
+        self.wait_apart(False)
         for link in links.values():
-            link.settimeout(timeout.total_seconds())
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._count = 0  # exchanges begun
         self._early: dict[tuple[int, int], bytearray] = {}  # by rank and exchange
@@ -123,6 +125,12 @@ class ControlChannel:
         self._open = set[int]()  # exchanges that have not ended
         self._settled: tuple[int, bytes] | None = None  # one of these that `advance` may end
         self._told: dict[int, bytearray] = {}  # what one was that it has ended
+
+    def wait_apart(self, apart: bool) -> None:
+        """apart: ranks come here in times of their own, as workers do that go on without each
+        other: only one that has ended is lost at once."""
+        for link in self._links.values():
+            link.settimeout(self._timeout * (LIMITS.apart if apart else 1))
 
     def start(self, own: bytes, settled: bool = False) -> Callable[[bytes], bytearray]:
         """Begins an exchange of messages of equal length; the wait takes the first rank's, gives

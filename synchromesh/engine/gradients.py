@@ -20,16 +20,14 @@ from synchromesh.engine.gradient_buckets import (
     Summed,
     SummedSlice,
 )
-from synchromesh.engine.servers import Push
+from synchromesh.engine.servers import PushUnderWay
 from synchromesh.engine.sharding import parts_of
 from synchromesh.programs.communicator import Finish
 from synchromesh.values import buckets
 from synchromesh.values.buckets import BucketEvent, BucketKind, Sending, SendingRules
 
 Ahead = Callable[[Sequence[SummedSlice]], None]
-Sums = Iterator[
-    tuple[int, int, Tensor]
-]  # entries [start, stop) of a bucket and their sum, in turn
+Sums = Iterator[tuple[int, int, Tensor]]  # entries [start, stop) of a bucket, with their sum
 
 
 class ScatterBucket(Bucket):
@@ -82,7 +80,7 @@ class ScatterBucket(Bucket):
         size, group, servers = numbers * flat.element_size(), self.group, self.items[0].servers
         if servers:
             payload, _ = servers.sent(size, group.index, group.size)
-            push = Push(group, servers, flat, len(self.items), payload, self._messages)
+            push = PushUnderWay(group, servers, flat, len(self.items), payload, self._messages)
             self._coming = push.sums()
         else:
             self._coming = _at_once(group.start_reduce_scatter(flat, group.size * size), flat)
@@ -100,22 +98,26 @@ class ScatterBucket(Bucket):
             yield [SummedSlice.of_all(item.parameter) for item in self.items]
             return
         coming, self._coming, self._flat = self._coming, None, None
-        counts, partial = [1.0] * len(self.items), self._partial
-        first = {item.parameter for item in self.items if item.parameter.grad is None}
+        parameters, partial = [item.parameter for item in self.items], self._partial
+        counts = dict.fromkeys(parameters, 1.0)
+        first = {p for p in parameters if p.grad is None}
         for number, (start, stop, part) in enumerate(coming):
             if partial and not number:
-                counts = part[-len(self.items) :].tolist()
-            came = []
-            for index, (item, count) in enumerate(zip(self.items, counts, strict=True)):
-                p, low, high = item.parameter, *self._offsets[index : index + 2]
-                begin, end = max(start, low), min(stop, high)
-                if begin < end or (low == high and not number):
-                    slices = slice(*(min(x - low, p.numel()) for x in (begin, end)))
-                    own = part[begin - start :][: slices.stop - slices.start]
-                    if count:
-                        _add(p, slices, own, p in first)
-                    came.append(SummedSlice(p, slices.start, slices.stop, end == high))
-            yield came
+                counts = dict(zip(parameters, part[-len(parameters) :].tolist(), strict=True))
+            came = [*self._slices(start, stop, not number)]
+            for at, each in came:
+                if counts[each.parameter]:
+                    _add(each, part[at - start :], each.parameter in first)
+            yield [each for _, each in came]
+
+    def _slices(self, start: int, stop: int, first: bool) -> Iterator[tuple[int, SummedSlice]]:
+        """What lies in a message, with where it begins; in the first one also what is empty."""
+        for item, low, high in zip(self.items, self._offsets, self._offsets[1:], strict=False):
+            begin, end = max(start, low), min(stop, high)
+            if begin < end or (first and low == high):
+                of = item.parameter.numel()
+                own = min(begin - low, of), min(end - low, of)
+                yield begin, SummedSlice(item.parameter, *own, end == high)
 
     def forget(self) -> None:
         """See `Bucket.forget`; the next launch waits for it."""
@@ -128,14 +130,15 @@ def _at_once(finish: Finish, flat: Tensor) -> Sums:
     yield 0, flat.shape[1], finish()
 
 
-def _add(p: nn.Parameter, entries: slice, own: Tensor, first: bool) -> None:
-    """To these of its gradient. first: which has none before."""
-    if first and own.numel() == p.numel():
+def _add(came: SummedSlice, sums: Tensor, first: bool) -> None:
+    """To the gradient of these entries. first: which has none before."""
+    p, own = came.parameter, sums[: came.stop - came.start]
+    if first and came.whole:
         p.grad = own.view(p.shape)
         return
     if p.grad is None:
         p.grad = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-    of = p.grad.view(-1)[entries]
+    of = p.grad.view(-1)[came.start : came.stop]
     (of.copy_ if first else of.add_)(own)
 
 

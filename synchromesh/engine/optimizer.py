@@ -4,7 +4,6 @@ An optimizer whose update of an entry depends on that entry's own history alone 
 run on shards (`values/optimizer.py`); per-parameter scalars (step counters, ASGD's coefficients)
 depend on the number of steps alone and stay as they are."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -14,14 +13,7 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.groups import Group
 from synchromesh.values.caution import caution
-from synchromesh.values.optimizer import (
-    coupled,
-    elementwise,
-    kind_of,
-    parts_of,
-    refuse_unusable,
-    with_groups,
-)
+from synchromesh.values.optimizer import coupled, elementwise, kind_of, refuse_unusable
 
 
 def settings(optimizer: Optimizer) -> list[list[str]]:
@@ -53,75 +45,6 @@ def check(optimizer: Optimizer, sharded: bool) -> None:
             "by itself; if not, pieces of a parameter are updated otherwise than the whole "
             "(`synchromesh verify` shows it; the plan 'data' is exact)"
         )
-
-
-def step_some(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> None:
-    """Steps these as if no other parameter had a gradient. The update is to be elementwise."""
-    of = (p for group in optimizer.param_groups for p in group["params"])
-    others = [(p, p.grad) for p in of if p.grad is not None and p not in parameters]
-    for p, _ in others:
-        p.grad = None
-    try:
-        optimizer.step()
-    finally:
-        for p, gradient in others:
-            p.grad = gradient
-
-
-class DividedStep:
-    """The optimizer's step of one parameter, one range of its entries after the other. The update
-    is to be elementwise, the parameter contiguous."""
-
-    def __init__(self, optimizer: Optimizer, parameter: nn.Parameter) -> None:
-        self._parameter = parameter
-        self._part, group = next(
-            (part, group)
-            for part in parts_of(optimizer)
-            for group in part.param_groups
-            if any(p is parameter for p in group["params"])
-        )
-        self._group = {**group}
-        self._state: dict[str, Any] = self._part.state.get(parameter, {})
-        self._given: list[dict[str, Any]] = []  # states of each range, views of those that lie so
-        self._made: list[dict[str, Any]] = []  # the same behind its step
-
-    def step(self, start: int, stop: int, last: bool) -> None:
-        """By these entries of the gradient. last: with them the step is done."""
-        p, gradient = self._parameter, self._parameter.grad
-        assert gradient is not None
-        piece = nn.Parameter(p.detach().view(-1)[start:stop])
-        piece.grad = gradient.view(-1)[start:stop]
-        given = {key: self._of(value, start, stop) for key, value in self._state.items()}
-        stepping = with_groups(self._part, [{**self._group, "params": [piece]}])
-        stepping.state = defaultdict(dict, {piece: {**given}} if given else {})
-        stepping.step()
-        self._given.append(given)
-        self._made.append(stepping.state[piece])
-        if last:
-            self._end(piece.shape)
-
-    def _of(self, value: Any, start: int, stop: int) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        along = value.shape == self._parameter.shape
-        return value.reshape(-1)[start:stop] if along else value.clone()
-
-    def _end(self, shape: torch.Size) -> None:
-        """States of the ranges become those of the parameter. shape: of the last range."""
-        state = self._part.state[self._parameter]
-        for key, value in self._made[-1].items():
-            if not isinstance(value, Tensor) or value.shape != shape:
-                state[key] = value
-                continue
-            whole = self._state.get(key)
-            if whole is None or not whole.is_contiguous() or self._replaced(key):
-                made = torch.cat([each[key] for each in self._made])
-                state[key] = made.view(self._parameter.shape)
-
-    def _replaced(self, key: str) -> bool:
-        """Whether a step has put another tensor there, where most change the one that is."""
-        pairs = zip(self._given, self._made, strict=True)
-        return any(given.get(key) is not made[key] for given, made in pairs)
 
 
 def refuse_foreign(optimizer: Optimizer, known: Collection[Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.plan_groups import PlanGroups
-from synchromesh.engine.servers import Fetch
+from synchromesh.engine.servers import FetchUnderWay
 from synchromesh.engine.sharding import parts_of
 from synchromesh.values.holding import Holding
 from synchromesh.values.traffic import Servers
@@ -146,7 +146,7 @@ class Replica:
     def refresh(self) -> None:
         """All have what servers keep. All ranks of the column call."""
         if self.servers:
-            self.take(Fetch(self.column, Servers(self.servers), self.part())())
+            self.take(FetchUnderWay(self.column, Servers(self.servers), self.part())())
         else:
             self._tell()
 

@@ -34,7 +34,7 @@ def _ranges(entries: int, count: int) -> list[tuple[int, int]]:
     return [*zip([0, *stops], stops, strict=False)]
 
 
-class Push:
+class PushUnderWay:
     """A push that has begun. parts: (servers, n), this rank's of what each server keeps, with
     `told` numbers at their end, of which all ranks get the sum. payload: bytes to count. count:
     messages to each server; these numbers go by themselves, and first, where there are several."""
@@ -42,45 +42,37 @@ class Push:
     def __init__(
         self, group: Group, servers: Servers, parts: Tensor, told: int, payload: int, count: int
     ) -> None:
-        index, entries, first = group.index, parts.shape[1], servers.first
-        self._group, self._told = group, told
-        self._serves, self._others = index < servers.count, range(servers.count, group.size)
+        entries, first = parts.shape[1], servers.first
+        self._group, self._told, self._serves = group, told, group.index < servers.count
+        self._others = range(servers.count, group.size)
         rows = group.size - first if self._serves else 1
         self._came = parts.new_zeros(rows, entries if self._serves else told)
-        whole = [(0, entries)]
-        of = [(entries - told, entries), *_ranges(entries - told, count)] if count > 1 else whole
+        of = [(entries - told, entries), *_ranges(entries - told, count)]
         self._begun: list[tuple[int, int, Callable[[], None]]] = []
-        for start, stop in of:
-            sends, receives = [], []
-            if index >= first:
-                sends = [(i, parts[i, start:stop]) for i in range(servers.count)]
-            if self._serves:
-                came = (x[start:stop] for x in self._came)
-                receives = [*zip(range(first, group.size), came, strict=True)]
-            elif stop == entries:
-                receives = [(0, self._came[0])]
+        for start, stop in of if count > 1 else [(0, entries)]:
+            to = servers.count if group.index >= first else 0
+            sends = [(server, parts[server, start:stop]) for server in range(to)]
+            receives = [(first + i, x[start:stop]) for i, x in enumerate(self._came)]
+            if not self._serves:
+                receives = [(0, self._came[0])] * (stop == entries)
             begun = group.start_exchange(sends, receives, 0 if self._begun else payload)
             self._begun.append((start, stop, begun))
 
     def sums(self) -> Iterator[tuple[int, int, Tensor]]:
         """[start, stop) of each message, as it comes, with the sum over all ranks on a server; on
         others nothing, or the numbers at the end of the first one."""
-        for start, stop, finish in self._begun:
+        for number, (start, stop, finish) in enumerate(self._begun):
             finish()
             if not self._serves:
-                yield (
-                    start,
-                    stop,
-                    self._came[0] if start == self._begun[0][0] else self._came[0, :0],
-                )
-                continue
-            total = self._came[:, start:stop].sum(0)
-            if self._group.index == 0 and start == self._begun[0][0]:
+                total = self._came[0, : 0 if number else None]
+            else:
+                total = self._came[:, start:stop].sum(0)
+            if self._group.index == 0 and not number:
                 self._group.exchange([(i, total[-self._told :]) for i in self._others], [], 0)
             yield start, stop, total
 
 
-class Fetch:
+class FetchUnderWay:
     """A fetch that has begun: receives are posted. part: (n,) of a server, which may be filled as
     it is sent; of others any as long. count: messages of each server. number: of what is fetched,
     where several fetches are under way at once that may not begin in one order on all ranks."""

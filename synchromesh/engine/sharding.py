@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from synchromesh.engine.gradient_buckets import SummedSlice
 from synchromesh.engine.groups import Group
-from synchromesh.engine.servers import Fetch
+from synchromesh.engine.servers import FetchUnderWay
 from synchromesh.programs.communicator import Finish
 from synchromesh.values import buckets
 from synchromesh.values.holding import Holding
@@ -98,18 +98,20 @@ class _Gathered:
 
     def _open(self) -> Tensor:
         """For the parts that this rank keeps, one after the other. Receives are posted."""
-        if isinstance(self._finish, Fetch):
+        if isinstance(self._finish, FetchUnderWay):
             return self._finish.part
         first = self.parameters[0]
         self._given = dict.fromkeys(self._index.values(), 0)
         flat = torch.empty(self._offsets[-1], dtype=first.dtype, device=first.device)
         if self._serving is not None:
-            self._finish = Fetch(self.group, self._serving, flat, self._messages, self._number)
+            self._finish = FetchUnderWay(
+                self.group, self._serving, flat, self._messages, self._number
+            )
         return flat
 
     def _send(self) -> None:
         """What is there to be sent, up to what is not."""
-        assert isinstance(self._finish, Fetch)
+        assert isinstance(self._finish, FetchUnderWay)
         until = (self._offsets[index] + there for index, there in self._given.items())
         self._finish.send(min(until, default=self._offsets[-1]))
 

@@ -208,9 +208,9 @@ class _Loop:
         if resume is not None:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
-            best, self.since = saved.get("best"), int(saved.get("since", 0))
-            self.best = best if best is None else float(best)
-        trainer.on_event, trainer.workers.ahead = self._decided, events.reads_only(self.emit)
+            self.since, self.best = int(saved.get("since", 0)), saved.get("best")
+        trainer.on_event, reads = self._decided, events.reads_only(self.emit)
+        trainer.workers.early.allowed = reads
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")

@@ -22,11 +22,10 @@ from torch.optim import Optimizer
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine.asynchronous import Worker
-from synchromesh.engine.gradient_buckets import SummedSlice
+from synchromesh.engine.early_step import EarlySteps
 from synchromesh.engine.gradients import Ahead
 from synchromesh.engine.groups import Group
 from synchromesh.engine.opaque import broadcast_state
-from synchromesh.engine.optimizer import DividedStep, step_some
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.replica import Replica
 from synchromesh.engine.shared_memory import SharedMemory
@@ -36,7 +35,6 @@ from synchromesh.training.filled_pipeline import FilledPipeline
 from synchromesh.training.outer_step import OuterStep
 from synchromesh.values.fields import to_plain
 from synchromesh.values.holding import Holding, averaged
-from synchromesh.values.optimizer import elementwise, hooked
 from synchromesh.values.plan import Plan
 from synchromesh.values.staleness import Staleness
 
@@ -46,11 +44,7 @@ class Workers:
 
     def __init__(self, state: ModelState, sync_batch_norm: bool, by_age: bool) -> None:
         """by_age: whether servers divide learning rates by a gradient's age."""
-        # parameters are stepped, and fetched for the next step, while other sums are under way:
-        # nobody changes gradients before the update, nor parameters before the next step
-        self.ahead = False
-        self._stepped = set[nn.Parameter]()  # so, in this step
-        self._stepping: dict[nn.Parameter, DividedStep] = {}  # these in part
+        self.early = EarlySteps()  # and what is stepped is fetched for the next step
         self.every = 0  # steps from one mean of parameters to the next; 0: none
         self.alone = False  # a worker steps by its own gradient
         self.flush: Callable[[], None] = lambda: None  # takes sums that come late
@@ -81,6 +75,8 @@ class Workers:
         self.every, self._means, position = plan.sync.steps, [], groups.position
         self._forget_parts()
         self.alone, self.asynchronous = plan.sync.alone, plan.sync.asynchronous
+        if (control := self._state.world.control) is not None:
+            control.wait_apart(self.asynchronous)
         self._served_by = plan.sync.servers * self.asynchronous
         self._sums_served = plan.sync.word == "server"
         self._groups = groups if self.alone else None
@@ -166,8 +162,7 @@ class Workers:
         At the end of a step they lie on top of the heap, and glibc hands them back to the system
         and gets them anew, page by page, in every step: 7 % of ResNet-18's time on one CPU rank.
         """
-        self._stepped.clear()
-        self._stepping.clear()
+        self.early.begin()
         for parameter in self.leaves.values():
             parameter.grad = None
 
@@ -195,45 +190,13 @@ class Workers:
         """Of the optimizer, or of the servers' by this worker's gradients."""
         if self.served is not None:
             self.served.update()
-        elif self._stepped:
-            step_some(optimizer, {*self.leaves.values()} - self._stepped)
         elif self.filled is None:
-            optimizer.step()
+            self.early.end(optimizer, self.leaves.values())
 
     def stepping(self, optimizer: Optimizer, fetch: Ahead) -> Ahead | None:
-        """What steps parameters as soon as their sums have come, and tells what is stepped to
-        `fetch`; None where they are to wait for the others."""
-        possible = self.ahead and self._sums_served and self._state.world.device.type == "cpu"
-        if not possible or not elementwise(optimizer) or hooked(optimizer):
-            return None
-
-        def step(came: Sequence[SummedSlice]) -> None:
-            stepped, whole = [], set[nn.Parameter]()
-            for each in came:
-                p = each.parameter
-                if p.numel() and p.is_contiguous() and not each.whole:
-                    self._step_part(optimizer, each)
-                elif each.last:
-                    whole.add(p)
-                    each = SummedSlice.of_all(p)
-                elif p.numel():
-                    continue
-                stepped.append(each)
-                self._stepped |= {p} if each.last else set()
-            if whole:
-                step_some(optimizer, whole)
-            fetch(stepped)
-
-        return step
-
-    def _step_part(self, optimizer: Optimizer, came: SummedSlice) -> None:
-        p = came.parameter
-        if p.grad is not None:  # else no rank has any
-            if p not in self._stepping:
-                self._stepping[p] = DividedStep(optimizer, p)
-            self._stepping[p].step(came.start, came.stop, came.last)
-        if came.last:
-            self._stepping.pop(p, None)
+        """What steps by sums as they come (`EarlySteps.following`); None where all come first."""
+        possible = self._sums_served and self._state.world.device.type == "cpu"
+        return self.early.following(optimizer, fetch) if possible else None
 
     def updated(self, steps: int) -> None:
         """Behind the optimizer's step. steps: done so far."""

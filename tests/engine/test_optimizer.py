@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from synchromesh.engine.early_step import DividedStep
 from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import (
-    DividedStep,
     check,
     clip_norm,
     global_norm,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.groups import Group, World
-from synchromesh.engine.servers import Fetch, Push
+from synchromesh.engine.servers import FetchUnderWay, PushUnderWay
 from synchromesh.values.traffic import Servers
 from tests.ranks import run
 
@@ -21,7 +21,7 @@ def pushed(servers: Servers, count: int) -> list[tuple[int, int, Tensor]]:
     group = everyone()
     parts = (group.index + 1) * torch.arange(servers.count * (ENTRIES + TOLD)).float()
     parts = parts.view(servers.count, ENTRIES + TOLD)
-    return [*Push(group, servers, parts, TOLD, 0, count).sums()]
+    return [*PushUnderWay(group, servers, parts, TOLD, 0, count).sums()]
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -46,7 +46,7 @@ def fetched(servers: Servers, count: int) -> Tensor:
     """Of a server that fills the second half of its part when others have the first one."""
     group = everyone()
     part = torch.full((ENTRIES,), torch.nan)
-    fetch = Fetch(group, servers, part, count, number=3)
+    fetch = FetchUnderWay(group, servers, part, count, number=3)
     half = ENTRIES // 2
     if group.index < servers.count:
         part[:half] = group.index + torch.arange(half)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from synchromesh.engine.optimizer import DividedStep
-from synchromesh.training import events, workers
+from synchromesh.engine import early_step
+from synchromesh.training import events
 from synchromesh.training.loop import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.values import buckets
@@ -28,7 +28,7 @@ def total(model: nn.Module, given: Any) -> dict[str, Tensor]:
     return {"loss": loss(model, given)[0]}
 
 
-class Parted(DividedStep):
+class Parted(early_step.DividedStep):
     steps = 0
 
     def step(self, start: int, stop: int, last: bool) -> None:
@@ -39,14 +39,14 @@ class Parted(DividedStep):
 def trained(plan: str, ahead: bool, hooked: bool, folder: str) -> tuple[list[Any], int, int]:
     """What steps, an evaluation, a checkpoint and a switch there and back leave; how often the
     optimizer is called in the last step, and for parts of a parameter."""
-    workers.DividedStep = Parted  # type: ignore[misc]
+    early_step.DividedStep = Parted  # type: ignore[misc]
     buckets.SIZES = replace(buckets.SIZES, served=64)  # several, some in several messages
     net = model()
     optimizer, calls = adamw(net), list[int]()
     if hooked:
         optimizer.register_step_post_hook(lambda *_: None)
     trainer = prepare(net, optimizer, loss, batch(12, 0), plan)
-    trainer.workers.ahead, found = ahead, list[Any]()
+    trainer.workers.early.allowed, found = ahead, list[Any]()
     usual = optimizer.step
 
     def step() -> None:
@@ -164,7 +164,7 @@ def clamped(plan: str, reads: bool) -> tuple[dict[str, Tensor], bool]:
         if isinstance(event, events.Started):
             trainers.append(event.trainer)
         if isinstance(event, events.StepDone):
-            ahead.append(trainers[0].workers.ahead)
+            ahead.append(trainers[0].workers.early.allowed)
             with torch.no_grad():
                 for p in () if reads else trainers[0].model.parameters.values():
                     p.clamp_(-0.05, 0.05)
