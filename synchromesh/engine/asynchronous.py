@@ -81,6 +81,8 @@ class Worker:
             self.server.check()
         if self.replica.computes:
             self._exchange_gradients(self.replica.gradients())
+        elif self.server is not None:
+            self.server.keep_pace(self._step - self._step % self.sync.push)
         if self.server is not None:
             self.server.count()
 

@@ -129,6 +129,15 @@ class Server:
                 self.check()
             return self._answer(worker)
 
+    def keep_pace(self, steps: int) -> None:
+        """Waits until all workers have pushed so many steps: a rank that only serves would else
+        come to the end of an epoch at once, and wait for the others no longer than a collective
+        may."""
+        with self._changed:
+            while min(self._done) < steps:
+                self._changed.wait(timeout=1.0)
+                self.check()
+
     def count(self) -> None:
         """Counts what has been sent: on the rank's own thread, as all else."""
         with self._changed:

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,25 @@ def test_fit_evaluates_what_servers_have(own: str) -> None:
         first, *others = run(3, fitted, plan, timeout=90)
     assert all(of == first for of in others)
     assert first[1]["max"] >= 0 and first[2] > 0
+
+
+def paced(word: str) -> bool:
+    """A rank that only serves, while one of two workers takes longer than a collective may."""
+    net = model()
+    plan, patience = f"data; @servers=0; @synchronisation={word}", timedelta(seconds=4)
+    trainer = prepare(net, adamw(net), loss, batch(12, 0), plan, timeout=patience)
+    for step in range(6):
+        trainer.step(trainer.shard(batch(12, step)))
+        time.sleep(1.2 * (trainer.rank == 2))
+    done = [*trainer.workers.served.server._done] if trainer.rank == 0 else []  # type: ignore[union-attr]
+    trainer.buffers()
+    trainer.close()
+    return not done or min(done) >= 6
+
+
+@pytest.mark.parametrize("word", ["downpour:1", "ssp:1,stale=10", "downpour:1,push=2"])
+def test_a_rank_that_only_serves_keeps_pace_with_the_workers(word: str) -> None:
+    assert all(run(3, paced, word, timeout=60))
 
 
 def failing() -> None:
