@@ -395,6 +395,12 @@ def test_what_cannot_be_honoured_is_refused_with_a_remedy(tmp_path: Path) -> Non
             Trainer(model=classifier(), args=args)
 
 
+def test_what_auto_may_choose_is_given_to_prepare(tmp_path: Path) -> None:
+    trainer = classifying(Trainer, arguments(str(tmp_path), 4), "auto", allow="gossip")
+    with pytest.raises(ValueError, match="allow 'gossip': 'gossip' is none of local, compression"):
+        trainer.train()
+
+
 def test_the_page_has_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs/from-your-loop.md").read_text()
     section = page.partition("## From the Hugging Face Trainer")[2].partition("\n## ")[0]

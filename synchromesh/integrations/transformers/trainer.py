@@ -47,16 +47,16 @@ class TransformersTrainer(transformers.Trainer):
 
     def __init__(
         self, model: Any = None, args: TrainingArguments | None = None, *given: Any,
-        plan: Plan | str = "auto", headroom: str | None = None, say: Any = None,
+        plan: Plan | str = "auto", headroom: str | None = None, say: Any = None, allow: str = "",
         pad: Mapping[str, float] | None = None, lengths: Sequence[int] = (), **named: Any,
     ) -> None:  # fmt: skip
-        """plan, headroom, say: as of `prepare`. pad, lengths: as of `trainer.loader`, for
+        """plan, headroom, say, allow: as of `prepare`. pad, lengths: as of `trainer.loader`, for
         collators that it does not know. ValueError for arguments that are refused."""
         args = TrainingArguments("tmp_trainer") if args is None else args
         refuse(args)
         _know_ranks(args)
         self.synchromesh: Any = None
-        self._preparing: Any = {"plan": plan, "headroom": headroom, "say": say}
+        self._preparing: Any = {"plan": plan, "headroom": headroom, "say": say, "allow": allow}
         self._padding: Any = {"pad": pad, "lengths": lengths}
         super().__init__(model, args, *given, **named)
 
