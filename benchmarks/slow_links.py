@@ -43,7 +43,9 @@ BEHIND = 0.02  # that `auto` may be, of data
 
 
 def hooked(model: nn.Module) -> nn.Module:
-    made = DistributedDataParallel(model)
+    # in one bucket: the hook's second all-reduces begin in callbacks, whose order over several
+    # buckets gloo's threads leave open, and ranks then add up different ones
+    made = DistributedDataParallel(model, bucket_cap_mb=256)
     state = powersgd.PowerSGDState(None, RANK, start_powerSGD_iter=2)
     made.register_comm_hook(state, powersgd.powerSGD_hook)
     return made

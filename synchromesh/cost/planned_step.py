@@ -342,7 +342,7 @@ def _served_seconds(held: Sequence[Holding], sync: Synchronisation, profile: Pro
     """Of a worker's push and fetch, which it waits for."""
     size = sum(h.local_bytes for h in held)
     one = message_seconds(size, profile) + profile.copy_byte * size
-    return one / sync.push + one / sync.fetch
+    return one / sync.push + one / sync.between_fetches
 
 
 def _link_seconds(held: Sequence[Holding], sync: Synchronisation, profile: Profile) -> float:
@@ -351,7 +351,7 @@ def _link_seconds(held: Sequence[Holding], sync: Synchronisation, profile: Profi
     assert serving is not None, "a replica is of what servers keep"
     ranks = held[0].layout.data - (serving.first or 1)
     part = sum(h.kept_bytes for h in held)
-    return message_seconds(ranks * part, profile) / min(sync.push, sync.fetch)
+    return message_seconds(ranks * part, profile) / min(sync.push, sync.between_fetches)
 
 
 def collective_seconds(kind: str, ranks: Pattern, payload: float, profile: Profile) -> float:

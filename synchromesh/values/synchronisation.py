@@ -105,6 +105,12 @@ class Synchronisation:
         return self.word in ("ssp", "shat") or self.fetch > 1
 
     @property
+    def between_fetches(self) -> int:
+        """Steps from one fetch to the next, where workers are as quick as each other: under `ssp`
+        what one has fetched in step c has seen step c - 1 of all, and serves until c + stale."""
+        return max(1, self.stale) if self.word == "ssp" else self.fetch
+
+    @property
     def late(self) -> int:
         """Steps from a sum of gradients to the step that it is taken for."""
         return self.stale if self.word == "stale" else 0

@@ -570,3 +570,14 @@ def test_every_row_lies_on_one_data_rank(rows: int, data: int, micro_batches: in
     plan = Plan.parse(f"data; @micro_batches={micro_batches}")
     owned = [r for i in range(data) for a, b in plan.own_rows(rows, data, i) for r in range(a, b)]
     assert sorted(owned) == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("word", "steps"),
+    [
+        ("downpour:2", 1), ("downpour:1,push=2,fetch=3", 3), ("shat:1", 1), ("ssp:1,stale=1", 1),
+        ("ssp:2,stale=5", 5),
+    ],
+)  # fmt: skip
+def test_steps_between_fetches(word: str, steps: int) -> None:
+    assert Plan.parse(f"data; @synchronisation={word}").sync.between_fetches == steps

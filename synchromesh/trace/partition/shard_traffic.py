@@ -50,7 +50,7 @@ def served_traffic(
         sizes = [_served(h, position) for h in own]
         pushed, fetched = sum(push for push, _ in sizes), sum(fetch for _, fetch in sizes)
         each: list[tuple[Direction, int, int]]
-        each = [("gradient", pushed, sync.push), ("parameters", fetched, sync.fetch)]
+        each = [("gradient", pushed, sync.push), ("parameters", fetched, sync.between_fetches)]
         for direction, size, every in each if own else ():
             workers = local.layout.data
             collective = Collective("send", direction, workers, fixed_bytes=size)
