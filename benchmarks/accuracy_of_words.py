@@ -8,6 +8,7 @@ error feedback: what they owe is forgotten behind each step.
 
     digits      digits/cnn, AdamW; 4 workers, 10 epochs
     cifar100    three convolutions and two layers on CIFAR-100, AdamW; 4 workers, 5 epochs
+    stages      digits/cnn, and digits/vit: pipelines without a flush, four stages; 10 epochs
     gpt2        shakespeare/gpt2_small; 4 workers, 2 epochs: loss of validation text, and bytes
     slow        digits/cnn on 8 workers, of which one takes ten times as long: each takes the next
                 rows of one order when it has done a step. Under SHAT with a = 0 workers are models
@@ -58,11 +59,12 @@ BASE = "every-step"
 FORGETFUL = ", no feedback"
 GOALS = {  # points of accuracy
     "local:8": 1.0, "ssp": 1.0, "downpour": 1.0, "shat": 1.0, "powersgd:4": 0.5, "int8": 0.5,
-    "topk:0.01": 1.0, "onebit": 1.0,
+    "topk:0.01": 1.0, "onebit": 1.0, "pipedream": 1.0, "pipedream-2bw": 1.0,
 }  # fmt: skip
 LOSS, BYTES = 1.03, 1 / 45  # of diloco:50, over every-step's
 COMPRESSED = ("powersgd:4", "int8", "topk:0.01", "onebit")
 ENDS = {"shat, a = 0": 0.0, "shat, a = 1": 1.0}
+UNFLUSHED = ("pipedream", "pipedream-2bw")
 SLOWER = 10  # times as long as others the slow worker takes
 PLANS = {
     BASE: "data", "local:8": "data; @synchronisation=local:8",
@@ -72,6 +74,7 @@ PLANS = {
     **{word: f"data; @compression={word}" for word in COMPRESSED},
     **{word + FORGETFUL: f"data; @compression={word}" for word in COMPRESSED},
     **dict.fromkeys(ENDS, "data; @synchronisation=shat:2"),
+    **{word: f"hybrid:stages=4; @micro_batches=4; @schedule={word}" for word in UNFLUSHED},
 }  # fmt: skip
 
 
@@ -89,9 +92,14 @@ class Model:
     limit: float = 120.0  # seconds of a run on two idle cores, at most
 
 
-WORDS = (BASE, *GOALS, *(word + FORGETFUL for word in COMPRESSED))
+WORDS = (
+    BASE, *(word for word in GOALS if word not in UNFLUSHED),
+    *(word + FORGETFUL for word in COMPRESSED),
+)  # fmt: skip
 MODELS: Mapping[str, Model] = {
     "digits": Model("digits/cnn", WORDS, 10),
+    "stages-cnn": Model("digits/cnn", (BASE, *UNFLUSHED), 10),
+    "stages-vit": Model("digits/vit", (BASE, *UNFLUSHED), 10),
     "slow": Model("digits/cnn", (BASE, "downpour", "ssp", "shat", *ENDS), 10, workers=8),
     "cifar100": Model("cifar100/vgg_small", WORDS, 5, data="cifar100"),
     "gpt2": Model(

@@ -27,7 +27,7 @@ APART = 0.05  # of stashed bytes from the prediction
 
 
 def part(rounds: int) -> Part:
-    shape = Shape(blocks=BLOCKS * RANKS, width=256, length=128, rows=64)
+    shape = Shape(blocks=BLOCKS * RANKS, width=256, length=128, rows=16)
     names = tuple(f"ours:{word}:{RANKS}:{count}" for count in (4, 8) for word in GOALS)
     job = Job(names, shape, rounds, checked=2, steps=STEPS)
     return Part("filled", RANKS, job, (CPU,) * RANKS, "10gbit")
