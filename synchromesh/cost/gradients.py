@@ -6,7 +6,9 @@
 Both carry out the events of `values/buckets.py`. A parameter that several stages use is summed
 over the ranks of all of them: its bucket begins when the last of their groups comes to it."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from synchromesh.cost.alive_bytes import AliveBytes
 from synchromesh.cost.compression import collectives, passed_bytes, working_bytes
@@ -54,18 +56,16 @@ class GroupGradients:
         part, dtype, served = h.part_placement, h.tensor.dtype, h.scattered and h.servers > 0
         return BucketKind.of(ranks, dtype, part, users, h.each_backward, h.compressor, served)
 
-    def messages(self, number: int) -> int:
+    @cached_property
+    def messages(self) -> list[int]:
         """In how many messages each server gets its part of a bucket, and sends it."""
-        bucket, total = self.buckets[number], 0
-        if bucket[0].serving is None or not bucket[0].scattered:
-            return 1
-        total = sum(
-            h.local_bytes for its in self.buckets for h in its if self._alike(h, bucket[0])
-        )
-        return buckets.SIZES.messages(sum(h.local_bytes for h in bucket), total)
-
-    def _alike(self, h: Holding, other: Holding) -> bool:
-        return self.kind(h) == self.kind(other)
+        sizes, total = [sum(h.local_bytes for h in its) for its in self.buckets], Counter[object]()
+        for its, size in zip(self.buckets, sizes, strict=True):
+            total[self.kind(its[0])] += size
+        return [
+            buckets.SIZES.messages(size, total[kind]) if (kind := self.kind(its[0])).served else 1
+            for its, size in zip(self.buckets, sizes, strict=True)
+        ]
 
     def complete(self, action: Action, component: int) -> tuple[str, ...]:
         """The parameters whose gradients are complete after a component's backward."""
@@ -149,7 +149,7 @@ class GradientSeconds:
         for number, keys in self._of.items() if self.planned.plan.sync.servers else ():
             for key in keys:
                 yield from self.timelines.await_all(self.group, (key,))
-                if key in keys[-self.gradients.messages(number) :]:  # of the last backward
+                if key in keys[-self.gradients.messages[number] :]:  # of the last backward
                     self._fetch(number, key)
         yield from self.timelines.await_all(self.group, self._sent)
         rest = sum(passed_bytes(bucket)[1] for bucket in self.gradients.buckets)
@@ -163,7 +163,7 @@ class GradientSeconds:
             ranks, seconds = gradient_pattern(bucket[0]), shard_seconds("", bucket, self.profile)
             _, way = _ways(serving, ranks)
             lane = ServerMessages("fetch", ranks, serving.count)
-            seconds /= self.gradients.messages(number)
+            seconds /= self.gradients.messages[number]
             self.line.depart(("fetch", pushed), "send", seconds, lane, way)
 
     def _carry_out(self, events: Iterable[BucketEvent]) -> Spans:
@@ -191,7 +191,7 @@ class GradientSeconds:
             kind, seconds = collectives(bucket)[0][0], 0.0
             for each, payload in collectives(bucket):
                 seconds += collective_seconds(each, ranks, payload, self.profile)
-        groups, messages = self._groups(bucket[0]), self.gradients.messages(number)
+        groups, messages = self._groups(bucket[0]), self.gradients.messages[number]
         for message in range(messages):
             shared = (message,) if groups > 1 else (self.group, len(self._sent))
             key = ("gradients", *shared, bucket[0].tensor.name)

@@ -181,7 +181,9 @@ class ControlChannel:
     def _came(self, rank: int, number: int) -> bool:
         """Whether a rank's message of an exchange is there."""
         while (rank, number) not in self._early:
-            if not select.select([self._links[rank]], [], [], 0.0)[0]:
+            there = select.poll()  # files may have numbers above those that `select` takes
+            there.register(self._links[rank], select.POLLIN)
+            if not there.poll(0):
                 return False
             self._keep(rank, number)
         return True

@@ -7,6 +7,7 @@ Messages have tags, by which those of the thread and of the rank's own steps dif
 while the next gradient comes: workers post their receives before they ask."""
 
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from synchromesh.engine.control_channel import LIMITS
 from synchromesh.engine.replica import Replica
 from synchromesh.engine.servers import MessageTag
 from synchromesh.values.optimizer import step_aged
@@ -132,11 +134,23 @@ class Server:
     def keep_pace(self, steps: int) -> None:
         """Waits until all workers have pushed so many steps: a rank that only serves would else
         come to the end of an epoch at once, and wait for the others no longer than a collective
-        may."""
+        may. RuntimeError where nobody has pushed for as long as a quick worker waits for a slow
+        one."""
+        patience = LIMITS.apart * self.column.world.timeout.total_seconds()
         with self._changed:
+            came, since = sum(self._done), time.monotonic()
             while min(self._done) < steps:
                 self._changed.wait(timeout=1.0)
                 self.check()
+                if sum(self._done) != came:
+                    came, since = sum(self._done), time.monotonic()
+                elif time.monotonic() - since > patience:
+                    late = [self.column.ranks[i] for i, n in enumerate(self._done) if n < steps]
+                    raise RuntimeError(
+                        f"no worker has pushed a gradient for {patience:.0f} s, and ranks {late} "
+                        f"have not done step {steps}: see what they wait for, or give prepare a "
+                        "longer timeout"
+                    )
 
     def count(self) -> None:
         """Counts what has been sent: on the rank's own thread, as all else."""

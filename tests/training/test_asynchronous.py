@@ -217,6 +217,22 @@ def test_a_rank_that_only_serves_keeps_pace_with_the_workers(word: str) -> None:
     assert all(run(3, paced, word, timeout=60))
 
 
+def stopped() -> None:
+    net = model()
+    plan, patience = "data; @servers=0; @synchronisation=downpour:1", timedelta(seconds=0.2)
+    trainer = prepare(net, adamw(net), loss, batch(12, 0), plan)
+    trainer.world.timeout = patience
+    for step in range(4):
+        if trainer.rank and step == 2:
+            time.sleep(20)
+        trainer.step(trainer.shard(batch(12, step)))
+
+
+def test_a_rank_that_only_serves_does_not_wait_for_ever() -> None:
+    with pytest.raises(RankFailed, match=r"for 2 s, and ranks \[1, 2\] have not done step 3"):
+        run(3, stopped, timeout=60)
+
+
 def failing() -> None:
     trainer = trainer_of("data; @synchronisation=ssp:1,stale=1")
     for step in range(50):
