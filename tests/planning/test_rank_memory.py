@@ -2,6 +2,7 @@
 compared.
 """
 
+import gc
 import re
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def prepared(
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
-    """This process may use so much besides what it has now."""
+    """This process may use so much besides what it has now and does not owe to garbage."""
+    gc.collect()  # trainers before hold themselves: freed later, they would leave more
     heap.release()
     share = process_bytes() + mebibytes * MIB
     monkeypatch.setattr(rank_memory, "memory_share", lambda world: share)
