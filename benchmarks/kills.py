@@ -24,7 +24,7 @@ import torch.distributed as dist
 from synchromesh.checkpoint.checkpoint import load, save
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import verify
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.boxes import full_box
 from synchromesh.values.placement import shard
 

@@ -32,7 +32,7 @@ from torch import nn
 from benchmarks.machine import machine
 from benchmarks.overhead import Baseline, launch
 from synchromesh.engine import gloo
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.workloads.target import load
 
 TARGETS = ("digits/cnn", "digits/vit")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from synchromesh.planning.simulation import simulate as simulate
     from synchromesh.simulator.simulated import Simulated as Simulated
     from synchromesh.training.events import FitResult as FitResult
-    from synchromesh.training.loop import fit as fit
+    from synchromesh.training.fit import fit as fit
     from synchromesh.training.prepare import prepare as prepare
     from synchromesh.training.trainer import Trainer as Trainer
     from synchromesh.values.cluster import Cluster as Cluster
@@ -40,7 +40,7 @@ _HOME = {
     "Simulated": "simulator.simulated",
     "Trainer": "training.trainer",
     "Workload": "workloads.workload",
-    "fit": "training.loop",
+    "fit": "training.fit",
     "launch": "launcher.function",
     "plan": "planning.offline",
     "prepare": "training.prepare",

@@ -31,7 +31,8 @@ from synchromesh.checkpoint.agreement import agreed, on_first
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.stored_boxes import BoxReader, BoxWriter, IndexReader, described
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
+from synchromesh.engine.world import World
 from synchromesh.values.fields import to_plain
 
 STATE = "state.json"

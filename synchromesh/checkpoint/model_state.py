@@ -1,9 +1,9 @@
 """The state of a model in training as shards on ranks, and how it moves."""
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.optimizer_state import OptimizerState, first_state
 from synchromesh.checkpoint.switch import Move, TransferStats, move, redistribute
 from synchromesh.engine.batches import fingerprint
-from synchromesh.engine.groups import World
 from synchromesh.engine.movable import bytes_of
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
-from synchromesh.values.boxes import Box, full_box, local_shape
+from synchromesh.values.boxes import Box, full_box, local_shape, without
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED_PARTIAL_GRADIENT
@@ -29,10 +29,14 @@ Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
 class ModelState:
     """Where every tensor lies now; at first complete on every rank."""
 
+    LOST: ClassVar = -1  # in place of a rank that is gone, or whose state no longer counts
+
     def __init__(self, model: Model, optimizer: Optimizer, world: World) -> None:
         self.model, self.optimizer, self.world = model, optimizer, world
         self.optimizer_state = OptimizerState(model, optimizer)
         self.ranks = tuple(range(world.size))
+        self.moves = 0  # that are over
+        self.torn = False  # whether one was left in the middle
         everywhere = Layout(world.size, 1)
         self.holdings = {
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
@@ -60,9 +64,23 @@ class ModelState:
             want = self.sides(new, groups.ranks)
             moves.append(self._move(name, self._have(name, name), want))
             moves += [self._move_state(name, k, want) for k in self.optimizer_state.moving(name)]
+        self.torn = True
         moved = move(moves, self.world.everyone)
+        self.torn, self.moves = False, self.moves + 1
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         return moved
+
+    def survive(self, before: Sequence[int], holders: Collection[int]) -> str:
+        """The world has other ranks: before says of each which it was, holders whose state
+        counts. The name of a tensor that these do not hold whole, if any: nothing has changed."""
+        now = {before[rank]: rank for rank in holders}
+        left = tuple(now.get(rank, self.LOST) for rank in self.ranks)
+        for name, holding in self.holdings.items():
+            have = [box for side in self.sides(holding, left) for box in side]
+            if without([full_box(self.model.described[name].shape)], have):
+                return name
+        self.ranks = left
+        return ""
 
     def _have(self, name: str, key: str) -> Sides:
         """Who has what counts of a tensor: at first rank 0 alone, if ranks had other values."""
@@ -145,7 +163,8 @@ class ModelState:
 
     def _held_everywhere(self) -> bool:
         its = self.holdings.values()
-        return all(len(h.positions) == self.world.size and not h.replica for h in its)
+        everywhere = all(len(h.positions) == self.world.size and not h.replica for h in its)
+        return everywhere and self.LOST not in self.ranks
 
     def _stepped(self, position: int | None, name: str) -> bool:
         """Whether the optimizer at `position` steps a parameter, or a part of it."""
@@ -174,7 +193,8 @@ class ModelState:
         position = self.ranks.index(self.world.rank) if self.world.rank in self.ranks else None
         held = {n: x for n, x in own["state"].items() if self._stepped(position, n)}
         everyone = self.world.everyone
-        groups = everyone.broadcast_json(own["groups"], self.ranks[0])
+        first = next(rank for rank in self.ranks if rank != self.LOST)
+        groups = everyone.broadcast_json(own["groups"], first)
         state = {n: e for known in everyone.all_gather_json(held) for n, e in known.items()}
         return {"kind": own["kind"], "groups": groups, "state": state}
 

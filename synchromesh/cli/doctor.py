@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from synchromesh.doctor.checks import Finding, Ports
     from synchromesh.doctor.links import Line
     from synchromesh.doctor.survey import Survey
-    from synchromesh.engine.groups import World
+    from synchromesh.engine.world import World
 
 MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
@@ -92,7 +92,7 @@ def _open(seconds: int = 60) -> "World":
     import torch
 
     from synchromesh.doctor.checks import alone
-    from synchromesh.engine.groups import World
+    from synchromesh.engine.world import World
     from synchromesh.launcher.machine import machine_of
 
     limit = timedelta(seconds=seconds)

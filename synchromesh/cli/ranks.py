@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from synchromesh.launcher.rank import fall_silent
 from synchromesh.values.fault import PACKAGE, printable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def hush() -> None:
     warnings.formatwarning = _warning
     if inside() and not first():
         warnings.simplefilter("ignore")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        fall_silent()
 
 
 def _warning(
@@ -85,16 +86,29 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
-    """Runs `command` on local ranks, reports the first failure, returns the exit code."""
-    from synchromesh.launcher.launcher import launch  # imports torch
+def start(
+    command: Sequence[str], ranks: int, forks: Sequence["Fork"] = (), elastic: bool = False
+) -> int:
+    """Runs `command` on local ranks, reports the first failure, returns the exit code. elastic:
+    ranks that are lost are told, and the others go on."""
+    from synchromesh.launcher import elastic as survivors  # imports torch
+    from synchromesh.launcher.launcher import launch
 
-    ending = launch(command, ranks, forks=forks)
+    if elastic:
+        ending = survivors.launch(command, ranks, _say, forks=forks)
+    else:
+        ending = launch(command, ranks, forks=forks)
     sys.stdout.flush()
     if ending.failure is not None:
         print(ending.failure, file=sys.stderr, flush=True)
     return ending.code
 
 
-def again(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
-    return start(["-m", "synchromesh", *words], ranks, forks)
+def _say(text: str) -> None:
+    print(f"synchromesh: {text}", file=sys.stderr, flush=True)
+
+
+def again(
+    words: Sequence[str], ranks: int, forks: Sequence["Fork"] = (), elastic: bool = False
+) -> int:
+    return start(["-m", "synchromesh", *words], ranks, forks, elastic)

@@ -35,9 +35,30 @@ def span(text: str) -> tuple[int, int]:
     return steps
 
 
+def hosts(text: str) -> tuple[int, int]:
+    """The least and the most number of hosts of an elastic run: `1:1`."""
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no range of hosts: give the least number and the most, as 1:1"
+        )
+    if int(least) > 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: there is one host, and at least {least} are asked for; other hosts cannot "
+            "join a run so far: give 1:1"
+        )
+    return int(least), int(most)
+
+
 def main(args: argparse.Namespace) -> int:
     asked = Asked.of(args)
     if ranks.inside():
+        if args.elastic and not launched() and ranks.first():
+            print(
+                "synchromesh: --elastic: another launcher has started these ranks: the run ends "
+                "where one is lost",
+                file=sys.stderr,
+            )
         from synchromesh.cli.training import train
 
         return train(asked.job(), args.out if args.json else None)
@@ -47,7 +68,8 @@ def main(args: argparse.Namespace) -> int:
         job = asked.job()
         made = job.folder.make()
         try:
-            return ranks.again([*args.words, "--output", str(job.folder.path)], count, forks)
+            words = [*args.words, "--output", str(job.folder.path)]
+            return ranks.again(words, count, forks, bool(args.elastic))
         finally:
             run_folder.remove_empty(made)
 
@@ -88,6 +110,9 @@ COMMAND = command(
            "decays, as far as memory and data allow; then the rate is lowered"),
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
+    option("--elastic", type=hosts, metavar="MIN:MAX",
+           help="go on under a plan over the ranks that are left, where one is killed or falls "
+           "silent; of so many hosts (1:1 so far: of this one)"),
     option("--noise-scale", action="store_true",
            help="measure the gradient noise scale, a number of rows, in so many steps that it "
            "takes 1 %% of their time"),

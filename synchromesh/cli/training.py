@@ -13,6 +13,7 @@ from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, shown, summary
 from synchromesh.engine.noise_averages import NoiseScale
+from synchromesh.launcher import rank
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
@@ -23,7 +24,8 @@ from synchromesh.runs.watches import StepWatch
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.events import FitEvent
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
+from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import SIGNALS
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped
@@ -78,6 +80,7 @@ class _Report:
             events.Saved: self._saved,
             events.NotSaved: self._not_saved, events.Interrupted: self._interrupted,
             events.Finished: self._finished, Decision: self._decided, BatchChange: self._resized,
+            Regrouped: self._regrouped,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -284,6 +287,22 @@ class _Report:
             f"{change.plan_to}; learning rate {change.learning_rate:.4g}; {change.seconds:.1f} s"
         )
 
+    def _regrouped(self, event: Regrouped) -> None:
+        """Other ranks are lost; the first of those that are left speaks from now on."""
+        assert self.trainer is not None
+        if self.trainer.rank == 0 and not self.display.shown:
+            rank.speak()
+            self.display = Display(True)
+            if self.epoch is not None:
+                self.display.start_epoch(f"epoch {self.epoch.epoch}", self.done, self.epoch.length)
+            if self.job.tensorboard:
+                self.board = TensorBoard(self.folder.path / "tensorboard")
+        self._note_plan(self.trainer)
+        self._log(logged.RanksLost.saying(event.to_dict()))
+        self._log(layout_in_force(self.trainer))
+        self.predicted, self.watch, self.steps = None, None, StepLog(self.trainer.world)
+        self.display.say(str(event))
+
     def _epoch_ended(self, event: events.EpochEnded) -> None:
         assert self.trainer is not None and self.steps is not None
         used = self.trainer.world.everyone.all_gather_json(self.share)
@@ -339,6 +358,8 @@ class _Report:
             "compression": result.plan.compression,
             "sent_bytes_per_step": list(result.sent_bytes_per_step),
             "staleness": result.staleness, "updates": result.updates,
+            "generations": [regrouped.to_dict() for regrouped in result.recoveries],
+            "useful_share": result.useful_share,
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:

@@ -13,7 +13,7 @@ from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.padding import Padding
 from synchromesh.data.reading import OwnRows
 from synchromesh.data.torch_loader import TorchLoader
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.caution import caution
 
 LOOKED_AT = 256  # of so many updates one looks whether ranks have equal rows; chosen
@@ -34,6 +34,7 @@ class Loaders:
         self.gave = 0  # batches to come that were chosen here, or by `Trainer.shard`
         self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
+        self.committed: tuple[Cursor, ...] = ()  # every loader's place behind the last update
 
     def unknown(self, steps: int) -> bool:
         """Whether it is to be looked at after so many updates whether ranks have equal rows, as
@@ -88,12 +89,13 @@ class Loaders:
                 return loader
         loader = Loader(
             dataset, batch_size, self._own_rows, Cursor(seed), batching, loading,
-            self._world.everyone.all_gather_json, self._world.device,
+            lambda value: self._world.everyone.all_gather_json(value), self._world.device,
         )  # fmt: skip
         if self._resumed:
             self._go_on(loader, self._resumed.pop(0))
-        loader.handed_out = self._note
+        loader.handed_out, loader.ended = self._note, self.commit
         self._made[loader] = seed
+        self.commit()
         return loader
 
     def _note(self, loader: Loader) -> None:
@@ -113,6 +115,11 @@ class Loaders:
             self.begins, self.gave = begins, gave
             if own:
                 loader.cursor = cursor
+            self.commit()
+
+    def commit(self) -> None:
+        """What was handed out is done with."""
+        self.committed = tuple(loader.said for loader in self._made)
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""
@@ -128,10 +135,11 @@ class Loaders:
 
     def go_on(self, places: Iterable[Cursor]) -> None:
         """Loaders go on from the places of a checkpoint; those to come take what is left."""
-        self._resumed, self.begins = list(places), False
+        self._resumed, self.begins, self.gave = list(places), False, 0
         for loader in self._made:
             if self._resumed:
                 self._go_on(loader, self._resumed.pop(0))
+        self.commit()
 
     def _go_on(self, loader: Loader, place: Cursor) -> None:
         """The loader goes on at `place`; a warning where that was one in other data."""

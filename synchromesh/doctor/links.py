@@ -11,8 +11,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from synchromesh.engine.groups import World
 from synchromesh.engine.reduce_scatter import PLAIN
+from synchromesh.engine.world import World
 from synchromesh.profiling.collectives import largest, prepared, timed, wait
 from synchromesh.values.traffic import CollectiveKind, sent_bytes
 

@@ -15,7 +15,7 @@ import torch
 
 from synchromesh.doctor import links
 from synchromesh.doctor.links import CollectiveTiming, MessageTiming
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.launcher.machine import LAB, Machine
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 

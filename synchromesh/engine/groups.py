@@ -1,26 +1,22 @@
-"""The process groups of a run: a world and its groups of ranks.
+"""The groups of ranks of a world (engine/world.py).
 
 Tensors of a step are sent through a `Group`, which counts them in the ledger. A group of one rank
 never communicates and needs no process group, so one rank is no special case elsewhere."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from synchromesh.engine import control_channel, gloo, reduce_scatter
+from synchromesh.engine import reduce_scatter
 from synchromesh.engine.control_channel import EXCHANGE, ControlChannel, checked_gather
-from synchromesh.engine.device import device_of
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.movable import movable, resolved
-from synchromesh.launcher import rendezvous
 from synchromesh.programs.communicator import Finish, Op
 
 T = TypeVar("T")
@@ -30,10 +26,31 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+class Ranks(Protocol):
+    """What a group needs of its world (engine/world.py)."""
+
+    rank: int
+    device: torch.device
+    ledger: Ledger
+    waited: float
+    choices: dict[tuple[int, ...], str]
+    control: ControlChannel | None
+    timeout: timedelta
+
+    @property
+    def lost(self) -> bool: ...
+
+    def advance(self) -> None: ...
+
+    def after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]: ...
+
+    def wait(self, work: Any) -> None: ...
+
+
 class Group:
     """Some ranks of the world, in order; all members call its collectives in equal order."""
 
-    def __init__(self, world: "World", ranks: tuple[int, ...], handle: Any, messages: Any) -> None:
+    def __init__(self, world: Ranks, ranks: tuple[int, ...], handle: Any, messages: Any) -> None:
         self.ranks = ranks
         self.size = len(ranks)
         self.index = ranks.index(world.rank) if world.rank in ranks else -1
@@ -237,7 +254,7 @@ def _movable(
 class Posted:
     """Messages under way; what is being sent lives as long."""
 
-    world: "World"
+    world: Ranks
     work: list[Any]
     sent: list[Tensor]
 
@@ -245,150 +262,3 @@ class Posted:
         for work in self.work:
             self.world.wait(work)
         self.work, self.sent = [], []
-
-
-class World:
-    """All ranks of the run, and every group of this process until it is closed."""
-
-    def __init__(
-        self, rank: int, size: int, device: torch.device, timeout: timedelta, owner: bool
-    ) -> None:
-        self.rank, self.size, self.device, self.timeout = rank, size, device, timeout
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
-        self.ledger = Ledger()
-        self.waited = 0.0  # seconds in which this rank waited for traffic, since it began
-        self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
-        self.control: ControlChannel | None = None
-        self._groups: dict[tuple[tuple[int, ...], str], Group] = {}
-        self._rings: set[tuple[int, ...]] = set()
-        self._owner = owner  # of the default process group
-
-    @classmethod
-    def open(
-        cls, device: torch.device | str | None = None, timeout: timedelta = timedelta(minutes=5),
-        startup: timedelta = timedelta(seconds=60),
-    ) -> "World":  # fmt: skip
-        """This process's world: of the default process group where one exists (it stays the
-        caller's), else of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else of this process alone.
-        timeout: of every collective. startup: within which all ranks must have come."""
-        if dist.is_available() and dist.is_initialized():
-            chosen = device_of(device, dist.get_rank())
-            world = cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
-            return world.connect()
-        here = rendezvous.place()
-        if here is None or here.size == 1:
-            return cls(0, 1, device_of(device, 0), timeout, owner=False)
-        chosen = device_of(device, here.rank)
-        store = rendezvous.meet(here, startup)
-        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout
-        )
-        return cls(here.rank, here.size, chosen, timeout, owner=True).connect()
-
-    def connect(self) -> "World":
-        """Makes what small messages between all ranks go by; all ranks call alike."""
-        if self.backend == "gloo":
-            gloo.wait_for_cores()
-        if self.backend == "gloo" and not self.blocking:
-            self.control = control_channel.connected(self.everyone, self.timeout)
-        return self
-
-    def after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]:
-        def finish() -> T:
-            self.wait(work)
-            return result()
-
-        return finish
-
-    @property
-    def lost(self) -> bool:
-        """Whether ranks do no longer call alike."""
-        return self.control is not None and bool(self.control.lost)
-
-    def wait(self, work: Any) -> None:
-        """Counts the seconds, too; on CUDA the host never waits."""
-        began = time.perf_counter()
-        work.wait()
-        self.waited += time.perf_counter() - began
-
-    def advance(self) -> None:
-        """Lets go on what is for a rank's own thread to do: reduce-scatters in rings, and on the
-        first rank an exchange that others wait for."""
-        if self.control is not None:
-            self.control.advance()
-        for group in self._groups.values():
-            while group.rings and group.rings[0].advance():
-                pass
-
-    @property
-    def blocking(self) -> bool:
-        """Whether even asynchronous collectives return when all have begun: debug mode DETAIL."""
-        return get_debug_level() == DebugLevel.DETAIL
-
-    @property
-    def everyone(self) -> Group:
-        return self.group(tuple(range(self.size)))
-
-    def group(self, ranks: tuple[int, ...], purpose: str = "") -> Group:
-        """The group of `ranks`. Making one is collective over the world, members or not. purpose:
-        of one whose messages come in another order than those of the usual one."""
-        if (ranks, purpose) not in self._groups:
-            assert len(set(ranks)) == len(ranks) and all(0 <= r < self.size for r in ranks), ranks
-            handle = self._new(ranks) if len(ranks) > 1 else None
-            # DETAIL counts operations to compare them between ranks, which messages would upset
-            apart = handle is not None and self.blocking
-            messages = self._new(ranks) if apart else handle
-            if self.rank not in ranks:
-                handle = messages = None
-            for made in {id(h): h for h in (handle, messages) if h is not None}.values():
-                self._first_call(made)
-            self._groups[ranks, purpose] = Group(self, ranks, handle, messages)
-        return self._groups[ranks, purpose]
-
-    def add_ring(self, ranks: tuple[int, ...]) -> None:
-        """Lets the group of `ranks` scatter in a ring; collective over the world. Two ranks need
-        none, and in debugging none could begin a round alone."""
-        few = len(ranks) < 3 or self.backend != "gloo" or self.blocking
-        if few or ranks in self._rings:
-            return
-        self._rings.add(ranks)
-        self.choices.pop(ranks, None)  # there is another way now
-        handle, group = self._new(ranks), self.group(ranks)
-        group.ring = handle if self.rank in ranks else None
-
-    def _new(self, ranks: tuple[int, ...]) -> Any:
-        order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
-        backend = gloo.shared(self.backend)
-        return dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
-
-    def _first_call(self, handle: Any) -> None:
-        """All members of a new NCCL group call it once: a first call that is a batch of messages,
-        in which some have no part, might wait for them for ever (`dist.batch_isend_irecv`)."""
-        if self.backend == "nccl":
-            dist.all_reduce(torch.zeros(1, device=self.device), group=handle)
-
-    def groups(self, partition: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
-        """Makes all groups of a partition of the world and returns the one with this rank."""
-        assert sorted(r for ranks in partition for r in ranks) == list(range(self.size)), partition
-        made = [self.group(tuple(ranks), purpose) for ranks in partition]
-        return next(group for group in made if group.index >= 0)
-
-    def close(self) -> None:
-        """Destroys what this world made and drops every reference to it. A reference to a gloo
-        group that outlives the interpreter aborts the process at its end."""
-        for group in self._groups.values():
-            handles = group.handles()
-            while handles:
-                handle = handles.pop()
-                if dist.is_initialized():
-                    dist.destroy_process_group(handle)
-                del handle
-        self._groups.clear()
-        self._rings.clear()
-        if self.control is not None:
-            self.control.close()
-            self.control = None
-        if self._owner and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owner = False

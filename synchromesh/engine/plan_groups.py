@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
+from synchromesh.engine.world import World
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
 

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +104,7 @@ def launch(
     if ranks < 1:
         raise ValueError(f"at least one process is needed: --nproc {ranks}")
     before = {s: getsignal(s) for s in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
-    with scratch() as folder, _environment(ranks, folder), quiet():
+    with scratch() as folder, environment(ranks, folder), quiet():
         agent = _agent(command, ranks, folder, grace, forks)
         stopped = None
         try:
@@ -117,7 +117,7 @@ def launch(
                 agent.spec.rdzv_handler.shutdown()
             for number, handler in before.items():
                 handle(number, handler)
-        return Ending(agent.first_failure(stopped is not None), stopped or agent.stop_of_a_rank())
+        return Ending(agent.first_failure(stopped is not None), stopped or stop_of_a_rank(folder))
 
 
 def _agent(
@@ -181,41 +181,49 @@ class _Agent(LocalElasticAgent):
                     os.killpg(handler.proc.pid, SIGKILL)
                 handler.proc.wait()
 
-    def _records(self) -> dict[int, dict[str, Any]]:
-        files = self.folder.rglob("error.json")
-        records = [json.loads(file.read_text())["synchromesh"] for file in files]
-        return {int(left["rank"]): left for left in records}
-
-    def stop_of_a_rank(self) -> Signals | None:
-        """The signal that some rank got itself and all ended for, if any."""
-        stops = [left["stopped"] for left in self._records().values() if "stopped" in left]
-        return Signals(min(stops)) if stops else None
-
     def first_failure(self, stopped: bool) -> Failure | None:
-        """The rank that died of a signal or left the first record (if stopped: records only)."""
-        records = {r: left for r, left in self._records().items() if "stopped" not in left}
-        ranks = self.spec.local_world_size
+        """The rank that failed first (`failure_of`)."""
+        return failure_of(self.folder, self.exit_codes, self.spec.local_world_size, stopped)
 
-        def order(rank: int) -> tuple[bool, bool, bool, float]:
-            code = self.exit_codes.get(rank, 0)
-            left = records.get(rank, {})
-            killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
-            lost = code == -SIGABRT or left.get("lost", False)
-            return not killed, lost, not left, left.get("when", 0.0)
 
-        codes = {} if stopped else self.exit_codes
-        candidates = {r for r, code in codes.items() if code != 0} or set(records)
-        if not candidates:
-            return None
-        first = min(candidates, key=order)
-        left = records.get(first)
-        fault = None
-        if left and left["sentence"]:
-            fault = Fault(left["sentence"], left["traceback"], left["code"])
-        ended = tuple(r for r, code in sorted(self.exit_codes.items()) if code == 0)
-        code = self.exit_codes.get(first, 1)
-        shortage = reported_shortage(self.folder / "shortage")
-        return Failure(first, ranks, code, fault, ended, shortage)
+def _records(folder: Path) -> dict[int, dict[str, Any]]:
+    files = folder.rglob("error.json")
+    records = [json.loads(file.read_text())["synchromesh"] for file in files]
+    return {int(left["rank"]): left for left in records}
+
+
+def stop_of_a_rank(folder: Path) -> Signals | None:
+    """The signal that some rank got itself and all ended for, if any."""
+    stops = [left["stopped"] for left in _records(folder).values() if "stopped" in left]
+    return Signals(min(stops)) if stops else None
+
+
+def failure_of(
+    folder: Path, exit_codes: Mapping[int, int], ranks: int, stopped: bool
+) -> Failure | None:
+    """The rank that died of a signal or left the first record (if stopped: records only).
+    exit_codes: by rank, of those that had ended when the others were."""
+    records = {r: left for r, left in _records(folder).items() if "stopped" not in left}
+
+    def order(rank: int) -> tuple[bool, bool, bool, float]:
+        code = exit_codes.get(rank, 0)
+        left = records.get(rank, {})
+        killed = code < 0 and code != -SIGABRT  # gloo aborts when its peer is gone
+        lost = code == -SIGABRT or left.get("lost", False)
+        return not killed, lost, not left, left.get("when", 0.0)
+
+    codes = {} if stopped else exit_codes
+    candidates = {r for r, code in codes.items() if code != 0} or set(records)
+    if not candidates:
+        return None
+    first = min(candidates, key=order)
+    left = records.get(first)
+    fault = None
+    if left and left["sentence"]:
+        fault = Fault(left["sentence"], left["traceback"], left["code"])
+    ended = tuple(r for r, code in sorted(exit_codes.items()) if code == 0)
+    shortage = reported_shortage(folder / "shortage")
+    return Failure(first, ranks, exit_codes.get(first, 1), fault, ended, shortage)
 
 
 def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
@@ -234,7 +242,8 @@ def _ranks_of(forks: Sequence[Fork]) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def _environment(ranks: int, folder: Path) -> Iterator[None]:
+def environment(ranks: int, folder: Path) -> Iterator[None]:
+    """Inside, what ranks of either launcher have of it."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     wanted = {
         LAUNCHER: str(os.getpid()),

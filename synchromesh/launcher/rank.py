@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from synchromesh.launcher.generation import SOCKET
 from synchromesh.values.fault import Fault, Stopped
 
 LAUNCHER = "SYNCHROMESH_LAUNCHER"  # process id of the launcher; set in its ranks only
@@ -48,8 +49,8 @@ def main(arguments: list[str]) -> None:
     """Run the command that the arguments name as this rank, and end the process."""
     open_closed_streams()
     die_with(int(os.environ[LAUNCHER]))
-    if os.environ["RANK"] != "0":  # only rank 0 writes to standard output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if os.environ["RANK"] != "0":
+        fall_silent()
     try:
         _run(arguments)
         code = 0
@@ -65,6 +66,25 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:
         code = record(error)
     _end(code)
+
+
+def fall_silent() -> None:
+    """Only rank 0 writes to standard output; one that may become that keeps it."""
+    global _output
+    if SOCKET in os.environ and _output is None:
+        _output = os.dup(1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def speak() -> None:
+    """This rank has become rank 0."""
+    if _output is not None:
+        os.dup2(_output, 1)
+
+
+_output: int | None = None
 
 
 def _run(arguments: list[str]) -> None:

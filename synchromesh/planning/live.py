@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from synchromesh.cost.step_time import Walk, step_time
 from synchromesh.engine import batches, heap
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import with_runners_up
@@ -148,6 +148,11 @@ class LivePlanning:
                 self.memory.headrooms, self.allowed,
             )  # fmt: skip
         return facts
+
+    def survive(self, before: Sequence[int]) -> None:
+        """The world has other ranks; before: which each was. What was measured is of others."""
+        self.memory.survive(before)
+        self.choice = self.profile = self._facts = None
 
     def session(self, step: Step) -> LiveSession:
         return LiveSession(self.facts(step), self.say)

@@ -1,6 +1,6 @@
 """The memory of this rank: what plans may use, and what is said and done where it is short."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from synchromesh.cost.alive_bytes import PeakMemory, held_bytes
 from synchromesh.engine import heap
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.launcher.machine import Machine, machine_of
 from synchromesh.launcher.rank import report_shortage
 from synchromesh.planner.candidate import Candidate
@@ -64,6 +64,11 @@ class RankMemory:
         self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
         reserve = Headroom.RESERVE if self.world.device.type == "cpu" else 0
         self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]
+
+    def survive(self, before: Sequence[int]) -> None:
+        """The world has other ranks; before: which each was."""
+        self.limits = tuple(self.limits[rank] for rank in before)
+        self.headrooms = [self.headrooms[rank] for rank in before]
 
     def relieve(self, steps: int) -> None:
         """After so many steps: where this process has taken most of its memory, large tensors come

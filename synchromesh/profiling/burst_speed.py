@@ -17,7 +17,7 @@ from statistics import fmean, median
 import numpy as np
 import torch
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.programs.clock import clock, mean_and_error, settled
 from synchromesh.values.compute import BurstSpeed, DeviceModel
 

@@ -23,10 +23,10 @@ from torch.optim import Optimizer
 
 from synchromesh.engine.agreement import Marks, RowAgreement
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.groups import World
 from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds
 from synchromesh.engine.plan_groups import PlanGroups
 from synchromesh.engine.program import Program
+from synchromesh.engine.world import World
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.clock import synchronised
 from synchromesh.programs.collectives import GroupAxis

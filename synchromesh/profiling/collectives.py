@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group, Ranks
 from synchromesh.engine.reduce_scatter import quickest
+from synchromesh.engine.world import World
 from synchromesh.values.profile import Curve, Pattern
 from synchromesh.values.traffic import MESSAGES
 
@@ -97,7 +98,7 @@ class Pair:
         return len(self.members)
 
     @property
-    def world(self) -> World:
+    def world(self) -> Ranks:
         return self.group.world
 
     def start(self, both: bool, sent: Tensor, received: Tensor) -> Callable[[], None]:
@@ -216,7 +217,7 @@ def prepared(group: Group | Pair, kind: str, payload: int) -> Callable[[], Calla
     return lambda: _uncounted(world, start)
 
 
-def _uncounted(world: World, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+def _uncounted(world: Ranks, start: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
     with world.ledger.paused():
         return start()
 

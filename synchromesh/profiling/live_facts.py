@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.engine import batches, control_channel
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.problem import (
     Demand,
     Find,

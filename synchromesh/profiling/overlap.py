@@ -25,7 +25,8 @@ from statistics import fmean
 
 import torch
 
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
+from synchromesh.engine.world import World
 from synchromesh.profiling.collectives import Pair, begun, choose_way, largest, slowest
 from synchromesh.programs.clock import settled
 from synchromesh.values.profile import Overlap, Pattern

@@ -11,7 +11,7 @@ from functools import partial
 from statistics import median, median_low
 from typing import cast
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.problem import program_rows
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling.burst_speed import measure_device_model

@@ -327,6 +327,19 @@ class CheckpointNotSaved(RunEvent, name="unsaved"):
     reason: str
 
 
+class RanksLost(RunEvent, name="lost"):
+    from_step: Count
+    hosts: Positive
+    ranks: Positive
+    plan: str
+    cause: str
+    culprit: tuple[Count, ...]
+    noticed_seconds: Seconds
+    recovered_seconds: Seconds
+    lost_steps: Count
+    state_from: str
+
+
 class RunStopped(RunEvent, name="stop"):
     signal: str
     step: Count

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from synchromesh.adapt.decision import Decision
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.launcher.machine import LAB
 from synchromesh.planner.wording import spec_of
 from synchromesh.results.run import ComponentLayout

@@ -7,7 +7,7 @@ from synchromesh.study.cell import CellJob
 from synchromesh.study.meter import Meter
 from synchromesh.training import events
 from synchromesh.training.events import FitEvent
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
 from synchromesh.training.trainer import Trainer
 
 

@@ -17,7 +17,7 @@ from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.reading import Ranges
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.runs.memory import MemoryTracker
 from synchromesh.runs.watches import interface_bytes
 from synchromesh.study.cell import CellJob

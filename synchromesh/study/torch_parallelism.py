@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from synchromesh.data.reading import Ranges
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.trace.capture.batch import row_count, take
 from synchromesh.trace.capture.outputs import named
 from synchromesh.workloads.workload import Loss

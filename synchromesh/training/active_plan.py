@@ -12,10 +12,10 @@ from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import RowAgreement
 from synchromesh.engine.batches import GlobalRows, Ranges
-from synchromesh.engine.groups import World
 from synchromesh.engine.late_agreement import LateAgreement
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.world import World
 from synchromesh.launcher.machine import boot
 from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model

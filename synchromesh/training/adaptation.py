@@ -137,6 +137,13 @@ class Adaptation:
             self.batches.resume()
         self.restart()
 
+    def end(self) -> None:
+        """Nothing is known of the ranks that there are now."""
+        self.adapter = None
+        if self.batches is not None:
+            self.batches.resume()
+        self._forget_costs()
+
     def _forget_costs(self) -> None:
         self.cost, self._costs = NO_COST, []
 

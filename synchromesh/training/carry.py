@@ -15,7 +15,7 @@ from torch import Tensor
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.switch import redistribute
 from synchromesh.engine.batches import GlobalRows, Ranges, count_of, to_device
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.trace.capture.carry import Start, carry_leaves, join, started, with_leaves
 from synchromesh.training.active_plan import ActivePlan

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from synchromesh.engine import batches
 from synchromesh.engine.control_channel import EVALUATE, EVALUATED, checked_gather
-from synchromesh.engine.groups import World
 from synchromesh.engine.pipeline import PipelineWalk
+from synchromesh.engine.world import World
 from synchromesh.trace.capture.carry import Carrying
 from synchromesh.trace.capture.outputs import refuse_loss
 from synchromesh.training.carry import Carry

@@ -3,8 +3,8 @@
     Started   ( EpochStarted  ( StepDone ... Losses )*  EpochTrained  EpochEnded )*   Finished
 
 with `Saved` or `NotSaved` after each checkpoint, a `Decision` (adapt/decision.py) where the plan
-was reconsidered, a `BatchChange` (training/batch_sizes.py) where batches have changed, and
-`Interrupted` where the run was asked to stop."""
+was reconsidered, a `BatchChange` (training/batch_sizes.py) where batches have changed, `Regrouped`
+where ranks were lost and the others go on, and `Interrupted` where the run was asked to stop."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.training.batch_sizes import BatchChange
+from synchromesh.training.recovery import Regrouped
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 
@@ -123,6 +124,13 @@ class FitResult:
     sent_bytes_per_step: tuple[int, ...] = ()  # by each rank, the mean of the steps of this call
     staleness: Mapping[str, Any] | None = None  # of an asynchronous plan: `Workers.staleness`
     updates: int | None = None  # of its servers
+    recoveries: tuple[Regrouped, ...] = ()  # of an elastic run
+
+    @property
+    def useful_share(self) -> float:
+        """Of `seconds`, those that were not spent on going on without lost ranks."""
+        lost = sum(regrouped.recovered_seconds for regrouped in self.recoveries)
+        return max(0.0, 1 - lost / self.seconds) if self.seconds else 1.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ class Finished:
 
 FitEvent = (
     Started | EpochStarted | StepDone | Losses | EpochTrained | EpochEnded | Saved | NotSaved
-    | Interrupted | Decision | BatchChange | Finished
+    | Interrupted | Decision | BatchChange | Regrouped | Finished
 )  # fmt: skip
 
 _Taking = TypeVar("_Taking", bound=Callable[..., None])

@@ -1,15 +1,13 @@
 """The execution of a plan: trace, partition, groups, shards and programs, and how it changes."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from synchromesh.checkpoint import checkpoint, manifest
@@ -20,13 +18,13 @@ from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import TransferStats
+from synchromesh.data.cursor import Cursor
 from synchromesh.data.loaders import LOOKED_AT
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import MODELS_DIFFER, Marks, require_alike
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.device import EarlyReads
 from synchromesh.engine.gradients import GradientSync
-from synchromesh.engine.groups import World
 from synchromesh.engine.noise_scale import NoiseMeter
 from synchromesh.engine.opaque import OpaqueProgram
 from synchromesh.engine.optimizer import refuse_foreign
@@ -34,6 +32,7 @@ from synchromesh.engine.pieces import PieceCount
 from synchromesh.engine.pipeline import MicroBatch
 from synchromesh.engine.program import Program
 from synchromesh.engine.sharding import Sharding
+from synchromesh.engine.world import World
 from synchromesh.planning.live import LivePlanning
 from synchromesh.programs.model import Model
 from synchromesh.programs.random import RandomStreams
@@ -42,6 +41,7 @@ from synchromesh.trace.partition.local import users_of
 from synchromesh.trace.partition.partition import Partition, overlaps
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import ActivePlan, Options, PlanCheck, unmeasurable
+from synchromesh.training.batch_totals import with_totals
 from synchromesh.training.carry import Carry
 from synchromesh.training.filled_pipeline import FilledPipeline
 from synchromesh.training.gradient_sums import GradientSums
@@ -143,6 +143,24 @@ class Execution:
             elif known is None and plan.cuts(self.model.paths()) != cuts:
                 step = self.traces.training_step(plan)
             return self._adopt(plan, step, known=known, leaves=True)
+        except ValueError:
+            self.traces.cuts = cuts
+            raise
+
+    def lose(self) -> None:
+        """Other ranks are lost: nothing that is under way comes any more."""
+        self.noise.abandon()
+        self.sums.forget()
+        self.sharding = Sharding()
+        self._earlier.clear()
+
+    def regroup(self, step: Step, plan: Plan) -> TransferStats:
+        """As `shift`, on other ranks than before, whose groups are gone (`Survival`)."""
+        cuts = self.traces.cuts
+        if plan.cuts(self.model.paths()) != cuts:
+            step = self.traces.training_step(plan)
+        try:
+            return self._adopt(plan, step)
         except ValueError:
             self.traces.cuts = cuts
             raise
@@ -299,34 +317,7 @@ class Execution:
             if function is None:
                 turns = self._taking_turns(program, local, filled, part)
             micro.append(MicroBatch(program, part, turns))
-        return self._with_totals(micro, batch, rows)
-
-    def _with_totals(
-        self, micro: list[MicroBatch], batch: Any, rows: Sequence[GlobalRows]
-    ) -> list[MicroBatch]:
-        """The micro-batches of a batch with its totals over all ranks, if any, as more leaves."""
-        of_block = micro[0].program.totals if micro else None
-        if of_block is None:
-            return micro
-        totals = self._totals(of_block, batch, rows)
-        return [replace(m, parts=[((x, totals), r) for x, r in m.parts]) for m in micro]
-
-    def _totals(
-        self, of_block: Callable[..., Sequence[Tensor]], batch: Any, rows: Sequence[GlobalRows]
-    ) -> list[Tensor]:
-        """Sums over the rows of all ranks. of_block: (rows of a rank, their number) -> its sums"""
-        layout, groups = self.active.leaf_layout, self.active.groups
-        assert groups.position is not None, "an idle rank has no micro-batches"
-        count = sum(map(self.active.local_rows, rows))
-        sums = of_block(batch if count else batches.one_row(batch), count or 1)
-        flat = torch.cat([x.reshape(-1).double() for x in sums]).to(self.world.device)
-        if not count or layout.first or layout.tensor_index(groups.position):  # or another's rows
-            flat.zero_()
-        work = groups.everyone.all_reduce(flat, asynchronous=True, counted=False)
-        if work is not None:
-            self.world.wait(work)
-        parts = zip(flat.split([x.numel() for x in sums]), sums, strict=True)
-        return [part.to(x.dtype).reshape(x.shape) for part, x in parts]
+        return with_totals(micro, batch, rows, self.active)
 
     def _taking_turns(
         self, program: Program | OpaqueProgram, batch: Any, filled: Any, rows: GlobalRows
@@ -363,6 +354,18 @@ class Execution:
         own = self.carry.local_tensors()
         own |= {**self.workers.momentum(), **self.sums.residuals()}
         return {**self.state.local_tensors(), **own}
+
+    def to_save(
+        self, steps: int, seed: int, scheduler: Any, cursors: tuple[Cursor, ...],
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
+        optimizer = self.state.optimizer_state.describe()
+        return TrainerState(
+            steps, seed, str(self.plan), self.world.size, self.pieces.to_dict(), optimizer,
+            None if scheduler is None else scheduler.state_dict(), cursors, self.carry.rows, extra,
+            self.noise.state(),
+        ).to_dict()  # fmt: skip
 
     def load(self, path: Path, saved: TrainerState) -> None:
         """The tensors of a checkpoint. CheckpointError where it does not fit: no change."""

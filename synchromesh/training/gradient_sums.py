@@ -91,6 +91,11 @@ class GradientSums:
         for _ in self.late():
             pass
 
+    def forget(self) -> None:
+        """Nothing that is under way comes any more; what was owed is lost."""
+        self.close()
+        self._syncs = {}
+
     def close(self) -> None:
         for sync in self._syncs.values():
             sync.close()

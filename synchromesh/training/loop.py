@@ -2,14 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint import manifest
@@ -19,117 +18,23 @@ from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.batches import row_count
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
-from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
-from synchromesh.training.learning_rate import RateFactor, ScaledRate
-from synchromesh.training.prepare import prepare
+from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
-from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
 from synchromesh.values.caution import caution
-from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload, is_stream
 
 
-def fit(
-    workload: Workload, plan: Plan | str = "auto", *, epochs: int | None = None,
-    steps: int | None = None, seed: int = 0, checkpoints: str | Path | None = None,
-    checkpoint_every: int | None = None, keep: int | None = None, best: str | None = None,
-    patience: int | None = None, resume: str | Path | None = None,
-    adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
-    on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
-    say: Callable[[str], None] | None = None, noise_scale: bool = False,
-    batches: BatchRange | BatchSchedule | str | None = None, allow: str = "",
-) -> FitResult:  # fmt: skip
-    """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
-
-    epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
-    seed: of the initial weights, the order of samples and random operators.
-    checkpoints: a folder that gets `epoch-N`, `best` and, every `checkpoint_every` steps,
-    `step-N`. keep: how many of the newest stay, besides `best` (default: all).
-    best: the metric by which an epoch is, `loss` that of training; of losses, errors and
-    perplexities the least one, else the greatest, or as `NAME:min` and `NAME:max` say; default:
-    the greatest of the first metric. patience: epochs without a better one until training ends.
-    resume: a checkpoint, or a folder of them, of which the newest good one is taken.
-    adapt: whether the plan may change while training runs; default: where it is `auto`.
-    autocast, headroom, noise_scale, allow: as of `prepare`.
-    batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
-    grow behind epochs; default: all have the workload's batch size. Learning rates follow where
-    the workload's come of `scaled` (training/learning_rate.py).
-    on_event: receives the values of training/events.py, on every rank (`events.only_reads`).
-    stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
-    a checkpoint and to a result that says so.
-    say: receives a sentence at a time what is measured.
-
-    Raises ValueError for arguments, data or plans that do not fit, CheckpointError where the last
-    checkpoint could not be written."""
-    if not isinstance(workload, Workload):
-        raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
-    numbers = {"epochs": epochs, "steps": steps, "keep": keep, "patience": patience}
-    numbers["checkpoint_every"] = checkpoint_every
-    functions = {"on_event": on_event, "stop": stop, "say": say}
-    if faults := [*_faults(numbers, functions, autocast, checkpoints)]:
-        raise ValueError(f"fit: {'; '.join(faults)}")
-    if isinstance(batches, str):
-        batches = batches_of(batches)
-    by = Best.parse(best or ("" if workload.metric else "loss"))
-    workload.check_batch()
-    plan = checked_plan(plan)
-    torch.manual_seed(seed)
-    model = workload.build()
-    optimizer = workload.build_optimizer(model.parameters())
-    trainer = prepare(
-        model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
-        scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed,
-        autocast=autocast, carry=workload.carry, headroom=headroom, noise_scale=noise_scale,
-        say=say, allow=allow,
-    )  # fmt: skip
-    requests = Stop(trainer, stop)
-    loop = _Loop(
-        workload, trainer, requests, on_event or events.ignore, epochs or workload.epochs,
-        steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed, by,
-        keep, patience, batches,
-    )  # fmt: skip
-    adapts = plan.automatic if adapt is None else adapt
-    with requests.on_signals():
-        try:
-            return loop.run(None if resume is None else Path(resume), adapts)
-        finally:
-            trainer.close()
-
-
-def _scheduler(workload: Workload, optimizer: Optimizer, changing: bool) -> Any:
-    """The workload's, which goes on by rows where batches are changing."""
-    made, rows = workload.build_scheduler(optimizer), workload.batch_size
-    if changing and not isinstance(made, ScaledRate):
-        return ScaledRate(optimizer, made, RateFactor("none", rows, rows))
-    return made
-
-
-def _faults(
-    numbers: Mapping[str, Any], functions: Mapping[str, Any], autocast: Any, folder: Any
-) -> Iterator[str]:
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if given.keys() >= {"epochs", "steps"}:
-        yield f"epochs ({given['epochs']}) and steps ({given['steps']}) exclude each other"
-    for name, n in given.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            yield f"{name} must be a whole number of at least 1, not {n!r}"
-    if not isinstance(autocast, torch.dtype | None):
-        yield f"autocast must be a torch.dtype like torch.bfloat16, not {autocast!r}"
-    for name, function in functions.items():
-        if not (function is None or callable(function)):
-            yield f"{name} must be a function, not {function!r}"
-    for name in ("checkpoint_every", "keep"):
-        if name in given and folder is None:
-            yield f"{name} needs a folder: checkpoints=..."
-
-
 @dataclass
-class _Loop:
+class Loop:
+    """One call of `fit`; its fields are what that was asked for, then what has come of it."""
+
     READ_EVERY: ClassVar = 10  # steps between readings of the loss, each waits for the device
+    SETTLED: ClassVar = 16  # steps behind a loss of ranks, until the plan is adapted again; chosen
 
     workload: Workload
     trainer: Trainer
@@ -154,6 +59,9 @@ class _Loop:
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
     sent: int = 0  # bytes of this rank, in steps
+    trained: int = 0  # rows of this epoch
+    adapts: bool = False  # the plan
+    recoveries: list[Regrouped] = field(default_factory=list)
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
     def _require_alike(self, resume: Path | None, adapt: bool) -> None:
@@ -214,6 +122,7 @@ class _Loop:
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
+        self.adapts = adapt
         if adapt:
             trainer.adapt()
         began = time.monotonic()
@@ -262,32 +171,60 @@ class _Loop:
         """The rest of the current epoch, its validation and its checkpoint."""
         loader, trainer = self.loader, self.trainer
         self._grow()
-        done, trained = loader.done, 0
+        self.trained = 0
         epoch, before = loader.cursor.epoch + 1, len(self.losses)
-        self.emit(events.EpochStarted(epoch, done, loader.batches))
+        self.emit(events.EpochStarted(epoch, loader.done, loader.batches))
         began, self.aside = time.monotonic(), 0.0
-        asked = began
-        for batch in loader:
-            waited = time.monotonic() - asked
-            trainer.steps_to_come = self._steps_left()
-            done += 1
-            trained += loader.rows
-            seconds = self._step(batch, full=loader.rows == loader.batch_size)
-            self._after_step(epoch, done, loader.rows, seconds, waited)
-            asked = time.monotonic()
-            if self.stopped or (self.steps == trainer.steps and not loader.last):
-                break
+        self._surviving(lambda: self._steps_of(epoch))
         if trainer.world.device.type == "cuda":
             torch.cuda.synchronize(trainer.world.device)
         self.sent += trainer.workers.end()
         seconds = trainer.workers.longest(time.monotonic() - began - self.aside)
         self._read(epoch)
-        self.emit(events.EpochTrained(epoch))
+        self._surviving(lambda: self.emit(events.EpochTrained(epoch)))
         if self.stopped:
-            return self._save_stopped()
-        self._validate(epoch, self.losses[before:], seconds, trained / seconds if seconds else 0.0)
+            return self._surviving(self._save_stopped)
+        speed = self.trained / seconds if seconds else 0.0
+        self._surviving(lambda: self._validate(epoch, self.losses[before:], seconds, speed))
         ended = loader.cursor.epoch >= epoch
-        self._save(f"epoch-{epoch}" if ended else f"step-{trainer.steps}")
+        name = f"epoch-{epoch}" if ended else f"step-{trainer.steps}"
+        self._surviving(lambda: self._save(name))
+
+    def _steps_of(self, epoch: int) -> None:
+        """The rest of an epoch's steps, from the loader's cursor on."""
+        loader, trainer = self.loader, self.trainer
+        done, asked = loader.done, time.monotonic()
+        for batch in loader:
+            waited = time.monotonic() - asked
+            trainer.steps_to_come = self._steps_left()
+            done += 1
+            seconds = self._step(batch, full=loader.rows == loader.batch_size)
+            self.trained += loader.rows
+            self._after_step(epoch, done, loader.rows, seconds, waited)
+            asked = time.monotonic()
+            if self.stopped or (self.steps == trainer.steps and not loader.last):
+                break
+
+    def _surviving(self, do: Callable[[], None]) -> None:
+        """Does it again where ranks are lost meanwhile and the run goes on without them."""
+        while True:
+            try:
+                return do()
+            except Exception as error:
+                recovery = self.trainer.recover(error)
+            self._share_losses()
+            self.recoveries.append(recovery)
+            self.step_seconds.clear()
+            self.emit(recovery)
+
+    def _share_losses(self) -> None:
+        """Of steps that not all ranks have seen the end of."""
+        own = [*self.losses, *map(float, self.unread)]
+        everyone = self.trainer.world.everyone
+        counts = [int(n) for n in everyone.all_gather_json(len(own))]
+        rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
+        missing = rest[len(own) - min(counts) :]
+        self.unread += [torch.tensor(loss) for loss in missing]
 
     def _step(self, batch: object, full: bool) -> float:
         """Seconds of one step, on a GPU until its forward is over (a span as long as a step, which
@@ -318,6 +255,8 @@ class _Loop:
         self.aside += time.monotonic() - began
         saves = bool(every) and step % (every or 1) == 0
         self.stopped = self.stop.answer(saves or self.loader.last)
+        if self.adapts and step - self.SETTLED in {r.from_step for r in self.recoveries[-1:]}:
+            self.trainer.adapt()
         # the end of an epoch has a checkpoint of its own
         if saves and not self.loader.last and not self.stopped:
             self._save(f"step-{step}")
@@ -396,5 +335,5 @@ class _Loop:
             self.saved, self.stopped, trainer.noise_scale,
             () if (sizes := trainer.adaptation.batches) is None else tuple(sizes.changes),
             tuple(trainer.gather_numbers(self.sent // max(1, len(self.losses)))),
-            trainer.workers.staleness(), trainer.workers.updates(),
+            trainer.workers.staleness(), trainer.workers.updates(), tuple(self.recoveries),
         )  # fmt: skip

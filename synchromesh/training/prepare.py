@@ -16,9 +16,10 @@ from synchromesh.engine import batches, heap
 from synchromesh.engine.agreement import refuse_first, require_alike
 from synchromesh.engine.device import emulated
 from synchromesh.engine.gradients import GradientSync
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
 from synchromesh.engine.optimizer import check as check_optimizer
 from synchromesh.engine.optimizer import refuse_foreign
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import know_encodings
 from synchromesh.trace.capture.capture import signature

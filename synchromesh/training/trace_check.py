@@ -13,7 +13,7 @@ from torch import nn
 
 from synchromesh.checkpoint.model_state import checksum
 from synchromesh.engine.agreement import refuse_first
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import opaque
 from synchromesh.trace.capture.comparison import changes, compare, failure

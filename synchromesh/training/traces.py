@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.batches import fingerprint
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.batch import take
 from synchromesh.trace.capture.capture import signature

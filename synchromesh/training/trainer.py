@@ -18,7 +18,6 @@ from synchromesh.checkpoint import checkpoint
 from synchromesh.checkpoint.agreement import agreed
 from synchromesh.checkpoint.export import save_safetensors
 from synchromesh.checkpoint.switch import Moved
-from synchromesh.data.cursor import Cursor
 from synchromesh.data.fetch import LoadingOptions
 from synchromesh.data.loader import Batching, Loader
 from synchromesh.data.loaders import Loaders
@@ -26,8 +25,8 @@ from synchromesh.data.reading import Collate
 from synchromesh.engine import batches
 from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.control_channel import EVALUATE, checked_gather
-from synchromesh.engine.groups import World
 from synchromesh.engine.noise_averages import NoiseScale
+from synchromesh.engine.world import World
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import LivePlanning
@@ -43,6 +42,7 @@ from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.losses import NamedLosses
+from synchromesh.training.recovery import Regrouped, Survival
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
@@ -73,6 +73,7 @@ class Trainer:
         self.reports, self.workers = execution.reports, execution.workers
         self.sums, self._accumulation = execution.sums, Accumulation(execution)
         self.adaptation = Adaptation(self._execution, self.switch)
+        self._survival = Survival(execution, self._loaders)
 
     # The plan
 
@@ -207,6 +208,7 @@ class Trainer:
         self._accumulation.require_rows(rows)
         if not self._accumulation.calls:
             self.workers.forget_gradients()
+            self._survival.begin_step()
         if self._loaders.begins:
             execution.carry.forget()
             self._loaders.begins = False
@@ -249,6 +251,7 @@ class Trainer:
         if self.scheduler is not None:
             learning_rate.advance(self.scheduler, self._accumulation.rows)
         self.steps += 1
+        self._survival.end_step()
         self.steps_to_come -= self.steps_to_come > 1
         self.workers.updated(self.steps)
         self._accumulation = Accumulation(self._execution)
@@ -353,21 +356,12 @@ class Trainer:
         self._accumulation.require_none("save")
         self.workers.forget_gradients()
         self._execution.settle(states=True)
+        own = self.steps, self.options.seed, self.scheduler, self._loaders.places(), extra or {}
         everyone, path = self.world.everyone, Path(path)
-        cursors = self._loaders.places()
-        saved = agreed(everyone, lambda: self._to_save(cursors, extra or {}), str(path))
+        saved = agreed(everyone, lambda: self._execution.to_save(*own), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
         saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
         checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
-
-    def _to_save(self, cursors: tuple[Cursor, ...], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """What a checkpoint keeps beside tensors. ValueError where it cannot keep it."""
-        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return TrainerState(
-            self.steps, self.options.seed, str(self.plan), self.world.size,
-            self._execution.pieces.to_dict(), self.state.optimizer_state.describe(), scheduler,
-            cursors, self._execution.carry.rows, extra, self._execution.noise.state(),
-        ).to_dict()  # fmt: skip
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""
@@ -389,6 +383,12 @@ class Trainer:
         self._loaders.go_on(saved.cursors)
         self.adaptation.resume()
         return dict(saved.extra)
+
+    def recover(self, error: Exception) -> Regrouped:
+        """Goes on without ranks that are lost, behind `error` of a call (`Survival.recover`)."""
+        recovery = self._survival.recover(error, self.steps, self.scheduler, self.adaptation)
+        self.steps, self._accumulation = recovery.from_step, Accumulation(self._execution)
+        return recovery
 
     def _check_method(self, method: str) -> None:
         checked_gather(self.world.everyone, method)

@@ -23,7 +23,7 @@ from synchromesh.checkpoint import checkpoint, manifest, stored_boxes
 from synchromesh.checkpoint.checkpoint import load, save
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.manifest import CheckpointError, newest, verify
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, shard

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from synchromesh.checkpoint.export import load_safetensors, save_safetensors
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.manifest import CheckpointError
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.boxes import full_box, local_shape
 from synchromesh.values.placement import shard
 from tests.ranks import run

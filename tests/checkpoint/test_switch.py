@@ -9,7 +9,7 @@ import torch
 from synchromesh.checkpoint import switch
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.switch import Move, in_order, move, redistribute
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.boxes import Box, intersection, local_shape, volume
 from synchromesh.values.layout import Layout
 from synchromesh.values.placement import REPLICATED, Placement, shard

@@ -21,7 +21,7 @@ from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.cli import main, training
 from synchromesh.runs.run_folder import RunFolder
 from synchromesh.training.events import StepDone
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
 from tests.profiling.hurried import hurried
 from tests.ranks import run
 from tests.traces import known

@@ -18,8 +18,8 @@ from synchromesh.doctor import links
 from synchromesh.doctor import survey as module
 from synchromesh.doctor.links import CollectiveTiming, Line, MessageTiming
 from synchromesh.doctor.survey import hosts, pairs, survey
-from synchromesh.engine.groups import World
 from synchromesh.engine.reduce_scatter import PLAIN
+from synchromesh.engine.world import World
 from synchromesh.launcher import machine
 from synchromesh.values.cluster import Cluster
 from tests.doctor.test_checks import FINE

@@ -20,7 +20,7 @@ from synchromesh.engine.agreement import (
     require_alike,
 )
 from synchromesh.engine.control_channel import LIMITS
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan
 from tests.ranks import run

@@ -5,7 +5,7 @@ import torch
 
 from synchromesh.engine import batches
 from synchromesh.engine.batches import GlobalRows
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.trace.capture.batch import take
 from synchromesh.values.layout import Layout
 from synchromesh.values.plan import Plan

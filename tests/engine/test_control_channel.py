@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from synchromesh.engine import control_channel
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from tests.ranks import run
 
 

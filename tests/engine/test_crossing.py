@@ -7,8 +7,8 @@ import torch
 
 from synchromesh.engine.batches import GlobalRows
 from synchromesh.engine.crossing import Receipt, deliver, send
-from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.world import World
 from synchromesh.values.component import Rows, Value
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.layout import Layout

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.exchange import depart
-from synchromesh.engine.groups import World
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.world import World
 from synchromesh.programs.collectives import part
 from synchromesh.trace.partition.moves import edge_collectives
 from synchromesh.values.component import Rows, Value

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from tests.ranks import run
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from synchromesh.engine.gradients import GradientSync, Summed
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.values.placement import shard
 from tests.bucket_sizes import bucket_sizes
 from tests.ranks import run

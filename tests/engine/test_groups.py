@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from synchromesh.engine import reduce_scatter
-from synchromesh.engine.groups import World
 from synchromesh.engine.ledger import Ledger
 from synchromesh.engine.reduce_scatter import PLAIN, WAYS, quickest
+from synchromesh.engine.world import World
 from synchromesh.launcher import rendezvous
 from synchromesh.values.fault import Fault
 from tests.ranks import run
@@ -346,7 +346,7 @@ def test_missing_ranks_and_disagreeing_sizes_are_named() -> None:
 SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 for opening in range(3):
     world = World.open("cpu")
     x = torch.ones(2)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from synchromesh.engine.groups import World
 from synchromesh.engine.opaque import broadcast_state
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
 from synchromesh.trace.capture.capture import trace
 from synchromesh.trace.partition.explain import explain, text

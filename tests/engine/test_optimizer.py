@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.early_step import DividedStep
-from synchromesh.engine.groups import World
 from synchromesh.engine.optimizer import (
     check,
     clip_norm,
     global_norm,
 )
+from synchromesh.engine.world import World
 from synchromesh.programs.model import Model
 from synchromesh.values.optimizer import ELEMENTWISE, JoinedOptimizer, parts_differ
 from tests.ranks import run

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from synchromesh.engine import reduce_scatter
-from synchromesh.engine.groups import World
 from synchromesh.engine.reduce_scatter import PLAIN, WAYS, Ring, begin, quickest
+from synchromesh.engine.world import World
 from tests.ranks import run
 
 RANKS = (0, 1, 2)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
 from synchromesh.engine.servers import FetchUnderWay, PushUnderWay
+from synchromesh.engine.world import World
 from synchromesh.values.traffic import Servers
 from tests.ranks import run
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.groups import World
 from synchromesh.engine.sharding import Sharding, on_backward, parts_of
+from synchromesh.engine.world import World
 from synchromesh.values.component import Parameter
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout

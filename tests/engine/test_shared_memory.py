@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import World
 from synchromesh.engine.shared_memory import SharedMemory
+from synchromesh.engine.world import World
 from tests.ranks import run
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from synchromesh import prepare
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.choice import MARGIN
 from synchromesh.profiling import live_facts
 from synchromesh.profiling.live_facts import broadcast

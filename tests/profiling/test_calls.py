@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.profiling import calls as module
 from synchromesh.profiling.calls import TUNING, call_seconds
 from synchromesh.programs.model import Model

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import programs

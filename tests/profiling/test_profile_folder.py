@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.planner.problem import PartitionCache, PlanningProblem
 from synchromesh.profiling import profile_folder as module
 from synchromesh.profiling.live_facts import LiveFacts

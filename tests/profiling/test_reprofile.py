@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.profiling import collectives as network
 from synchromesh.profiling import reprofile as module
 from synchromesh.profiling.reprofile import _sampled_rows, _scaled, _settled

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.programs.batch_norm import BatchNormPolicy, NormArguments
 from synchromesh.values.traffic import batch_norm_collectives, sent_bytes
 from tests.ranks import run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.programs.batch_norm import BatchNormPolicy
 from synchromesh.programs.collectives import TABLE, GroupAxis, join, move, part
 from synchromesh.programs.random import RandomStreams

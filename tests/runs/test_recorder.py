@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.runs import recorder as recorder_module
 from synchromesh.runs.recorder import Recorder, common_clock, gathered
 from synchromesh.runs.shares import shares

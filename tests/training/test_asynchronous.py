@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from synchromesh.engine.asynchronous import share
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.ranks import RankFailed, run

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.engine.unflushed_walk import UnderWay, UnflushedWalk
 from synchromesh.training.events import EpochTrained, FitEvent, Losses, Started
+from synchromesh.training.fit import fit
 from synchromesh.training.late_loss import LateLoss
-from synchromesh.training.loop import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.ranks import run

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from synchromesh.data.fetch import Loading
 from synchromesh.data.loader import Batching, Loader
-from synchromesh.engine.groups import World
+from synchromesh.engine.world import World
 from synchromesh.training.prepare import prepare
 from synchromesh.verify.verify import verify
 from tests.targets import target

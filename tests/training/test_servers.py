@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from synchromesh.engine import early_step
 from synchromesh.training import events
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.values import buckets
 from synchromesh.values.optimizer import hooked

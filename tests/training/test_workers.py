@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.runs.trainer_events import memory_tracker
-from synchromesh.training.loop import fit
+from synchromesh.training.fit import fit
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from synchromesh.engine.exchange import Exchange, depart
-from synchromesh.engine.groups import Group, World
+from synchromesh.engine.groups import Group
 from synchromesh.engine.plan_groups import PlanGroups
+from synchromesh.engine.world import World
 from synchromesh.planner.chain import links as module
 from synchromesh.planner.chain.problem import BATCH
 from synchromesh.planner.uniform import UniformPartitions

@@ -1,0 +1,75 @@
+"""Generations of an elastic run: which ranks there are, from one loss of a rank to the next.
+
+A rank and its launcher speak over a unix socket of the launcher's folder, a line of JSON each:
+
+    rank      {"slot": 2, "ready": 0}         waits for generation 1; its slot never changes
+              {"step": 7, "phase": "step"}    lives
+    launcher  {"generation": {...}}           once all that live are ready
+              {"lost": [{...}]}               leave your groups, and be ready for the next
+              {"end": "why"}                  there is none"""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+SOCKET = "SYNCHROMESH_ELASTIC"  # the socket's path; set in ranks of an elastic run only
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that is lost. noticed_seconds: since it was last known to live, at most."""
+
+    rank: int
+    why: str
+    noticed_seconds: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.why}"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One as a rank sees it. before: of each rank, which it was in the generation before."""
+
+    number: int  # from 1
+    rank: int
+    before: tuple[int, ...]
+    address: str  # of its store
+    port: int
+
+    @property
+    def size(self) -> int:
+        return len(self.before)
+
+
+class Wire:
+    """A connection on which both sides send values, as lines of JSON."""
+
+    MOST: ClassVar = 1 << 16  # bytes of a line
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link, self._rest = link, b""
+
+    def send(self, value: dict[str, Any]) -> None:
+        """Nothing where the other side is gone, which `received` tells."""
+        with suppress(OSError):
+            self.link.sendall(json.dumps(value).encode() + b"\n")
+
+    def received(self) -> Iterator[dict[str, Any]]:
+        """What is there, once there is something. EOFError where the other side is gone."""
+        try:
+            part = self.link.recv(self.MOST)
+        except OSError:
+            part = b""
+        if not part:
+            raise EOFError
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        if len(self._rest) > self.MOST:
+            raise EOFError
+        yield from map(json.loads, lines)
+
+    def close(self) -> None:
+        self.link.close()

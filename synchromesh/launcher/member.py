@@ -1,0 +1,105 @@
+"""A rank of an elastic run as its launcher's counterpart: it says that it lives, hears which ranks
+are lost, and gets the next generation."""
+
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from synchromesh.launcher.generation import SOCKET, Generation, Loss, Wire
+from synchromesh.values.fields import of_plain
+
+
+@dataclass(frozen=True)
+class MemberTuning:
+    """Seconds; chosen."""
+
+    beat: float = 0.2  # between two words of life
+    again: float = 0.05  # between two cuts, until the rank has left its groups
+    told: float = 10.0  # for the launcher to tell of a loss that a rank has seen by itself
+
+
+TUNING = MemberTuning()
+
+
+class NoGeneration(RuntimeError):
+    """The run cannot go on without the ranks that are lost."""
+
+
+class Member:
+    """cut: leaves what this rank waits for in a collective, of any thread."""
+
+    def __init__(self, path: str, slot: int) -> None:
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(path)
+        self.cut: Callable[[], None] = lambda: None
+        self.steps, self.phase = 0, "start"
+        self.lost: list[Loss] = []  # what has ended the generation before
+        self._losses: list[Loss] = []  # of this one
+        self._line, self._slot = Wire(link), slot
+        self.number = 0  # of the generation
+        self._told = threading.Event()
+        self._next: queue.Queue[Generation | str] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True, name="elastic member").start()
+
+    def next(self) -> Generation:
+        """This rank has left its groups; the next generation. NoGeneration where there is none."""
+        self._line.send({"slot": self._slot, "ready": self.number})
+        found = self._next.get()
+        if isinstance(found, str):
+            raise NoGeneration(found)
+        self.number = found.number
+        os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
+        return found
+
+    @property
+    def told(self) -> bool:
+        """Whether a rank of this generation is lost."""
+        return self._told.is_set()
+
+    def hears_of_loss(self) -> bool:
+        """The same, of a call that has failed as if one were: the launcher may know it later."""
+        return self._told.wait(TUNING.told)
+
+    def _run(self) -> None:
+        while True:
+            pause = TUNING.again if self._told.is_set() else TUNING.beat
+            if select.select([self._line.link], [], [], pause)[0]:
+                try:
+                    for message in self._line.received():
+                        self._take(message)
+                except EOFError:  # the launcher has ended, and this process is about to
+                    self._next.put("its launcher has ended")
+                    return
+            else:
+                self._line.send({"step": self.steps, "phase": self.phase})
+            if self._told.is_set():
+                self.cut()
+
+    def _take(self, message: dict[str, object]) -> None:
+        match message:
+            case {"generation": _}:  # of what was told before
+                self.lost, self._losses = self._losses, []
+                self._told.clear()
+                self._next.put(of_plain(Generation, message["generation"], "generation"))
+            case {"lost": list(losses)}:
+                self._losses += [of_plain(Loss, loss, "lost") for loss in losses]
+                self._told.set()
+            case {"end": str(why)}:
+                self._next.put(why)
+                self._told.set()
+
+
+@cache
+def _member(path: str, slot: int) -> Member:
+    return Member(path, slot)
+
+
+def member(env: Mapping[str, str] = os.environ) -> Member | None:
+    """Of this process, None where the run is not elastic."""
+    path = env.get(SOCKET)
+    return None if path is None else _member(path, int(env["LOCAL_RANK"]))

@@ -1,0 +1,123 @@
+"""A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS
+[RANK:STEPS:PLACE ...]`, as the command of an elastic launch. Rank 0 of the end writes losses and
+parameters to FILE; FILE.begun is there once it trains."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import synchromesh as sm
+from synchromesh.engine.control_channel import ControlChannel
+from synchromesh.engine.groups import Group
+from synchromesh.training import events
+from synchromesh.training.fit import fit
+
+ROWS, BATCH = 56, 12
+STEPS = -(-ROWS // BATCH)  # of an epoch
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 16), nn.LayerNorm(16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+        return out
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def metric(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"accuracy": (model(batch[0]).argmax(1) == batch[1]).sum()}
+
+
+def samples() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(ROWS, 6, generator=generator, dtype=torch.float64)
+    return [(row, (row.sum() > 0).long() + (row[0] > 1).long()) for row in rows]
+
+
+def workload() -> sm.Workload:
+    return sm.Workload(
+        model=lambda: Net().double(), loss=loss, metric=metric, train_data=samples(),
+        valid_data=samples()[:10], batch_size=BATCH,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97),
+    )  # fmt: skip
+
+
+class Faults:
+    """Where this process ends itself. words: RANK:STEPS:PLACE; the rank is of the beginning, steps
+    are done then. Places are what `install` names, and `behind` a step."""
+
+    def __init__(self, words: Sequence[str], begun: Path) -> None:
+        self.begun = begun
+        split = [word.split(":") for word in words]
+        own = os.environ["LOCAL_RANK"]
+        self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
+        self.trainer: sm.Trainer | None = None
+        self.result: dict[str, Any] = {}
+        self.seconds: list[float] = []  # of steps
+
+    def install(self, trainer: sm.Trainer) -> None:
+        self.trainer = trainer
+        for place in ("step", "update", "evaluate", "save"):
+            self.before(trainer, place, place)
+        self.before(trainer._execution, "regroup", "regroup")
+        self.before(Group, "all_reduce", "sum")
+        self.before(Group, "start_exchange", "exchange")
+        self.before(ControlChannel, "start", "agree")
+
+    def before(self, owner: Any, name: str, place: str) -> None:
+        do: Callable[..., Any] = getattr(owner, name)
+
+        def done(*args: Any, **named: Any) -> Any:
+            self.at(place)
+            return do(*args, **named)
+
+        setattr(owner, name, done)
+
+    def at(self, place: str) -> None:
+        if self.trainer is not None and (self.trainer.steps, place) in self.mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take(self, event: events.FitEvent) -> None:
+        match event:
+            case events.Started(trainer):
+                if self.mine:
+                    self.install(trainer)
+                self.begun.touch()
+            case events.StepDone(seconds=seconds):
+                self.seconds.append(seconds)
+                self.at("behind")
+            case events.Finished(trainer, result):
+                parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
+                found = {"losses": result.losses, "parameters": parameters}
+                found["generations"] = [r.to_dict() for r in result.recoveries]
+                found["seconds"] = self.seconds
+                self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
+
+
+def main(file: str, plan: str, epochs: str, *words: str) -> None:
+    torch.set_num_threads(1)
+    folder = Path(file)
+    faults = Faults(words, folder.with_suffix(".begun"))
+    saved = folder.with_suffix(".saved") if words else None
+    fit(workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved)
+    if faults.result["rank"] == 0:
+        folder.write_text(json.dumps(faults.result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

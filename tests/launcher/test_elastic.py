@@ -1,0 +1,151 @@
+"""The launcher of an elastic run: who is lost, who hears of it, and what ends the run."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from synchromesh.launcher import elastic
+from synchromesh.launcher.launcher import Ending
+from tests.launcher.test_launcher import alive, wait_for
+
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+from synchromesh.launcher.member import member
+
+slot, folder, own = os.environ["LOCAL_RANK"], Path(sys.argv[1]), member()
+generations, began = [own.next()], time.monotonic()
+
+def lives(seconds):
+    until = time.monotonic() + seconds
+    while not own.told and time.monotonic() < until:
+        time.sleep(0.01)
+    if own.told:
+        generations.append(own.next())
+
+{body}
+(folder / slot).write_text(json.dumps({{
+    "ranks": [[g.number, g.rank, *g.before] for g in generations],
+    "lost": [str(loss) for loss in own.lost], "noticed": [x.noticed_seconds for x in own.lost],
+    "seconds": time.monotonic() - began, "rank": os.environ["RANK"],
+}}))
+"""
+
+
+def ended(tmp_path: Path, body: str, ranks: int = 3, least: int = 1) -> tuple[Ending, list[str]]:
+    said: list[str] = []
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(body=body))
+    command = [str(path), str(tmp_path)]
+    return elastic.launch(command, ranks, said.append, grace=2, least=least), said
+
+
+def left(tmp_path: Path, slot: int) -> dict[str, object]:
+    found: dict[str, object] = json.loads((tmp_path / str(slot)).read_text())
+    return found
+
+
+def test_those_that_are_left_get_the_next_ranks(tmp_path: Path) -> None:
+    body = (
+        'if slot == "1":\n    os.kill(os.getpid(), signal.SIGKILL)\nlives(20)\n'
+        'if slot == "0":\n    os.kill(os.getpid(), signal.SIGSEGV)\nlives(20)'
+    )
+    ending, said = ended(tmp_path, body)
+    assert ending == Ending()
+    assert said == ["rank 1 was killed by SIGKILL", "rank 0 was killed by SIGSEGV"]
+    found = left(tmp_path, 2)
+    assert found["ranks"] == [[1, 2, 0, 1, 2], [2, 1, 0, 2], [3, 0, 1]]
+    assert (found["rank"], found["lost"]) == ("0", ["rank 0 was killed by SIGSEGV"])
+    assert not (tmp_path / "0").exists()
+
+
+def test_a_death_is_noticed_within_half_a_second(tmp_path: Path) -> None:
+    ending, _ = ended(tmp_path, 'lives(20) if slot != "2" else os.kill(os.getpid(), 9)')
+    assert ending == Ending()
+    noticed = left(tmp_path, 0)["noticed"]
+    assert isinstance(noticed, list) and 0 <= noticed[0] < 0.5
+
+
+def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None:
+    """It is stopped: for 3 s by itself, whom another one wakes, then for good."""
+    body = (
+        'pid = folder / "pid"\n'
+        'if slot == "1":\n'
+        "    pid.write_text(str(os.getpid()))\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    time.sleep(1)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        'elif slot == "0":\n'
+        "    while not pid.exists():\n        time.sleep(0.01)\n"
+        "    time.sleep(3)\n"
+        "    assert not own.told\n"
+        "    os.kill(int(pid.read_text()), signal.SIGCONT)\n"
+        "    began = time.monotonic() + 1\n"
+        "lives(20)"
+    )
+    ending, said = ended(tmp_path, body)
+    assert (ending, said) == (Ending(), ["rank 1 has been silent for 4 s"])
+    seconds = left(tmp_path, 0)["seconds"]
+    assert isinstance(seconds, float) and 3.5 < seconds < 5
+
+
+def test_an_error_of_a_ranks_own_ends_the_run(tmp_path: Path) -> None:
+    body = 'assert slot != "1", "a mistake"\nlives(60)'
+    began = time.monotonic()
+    ending, said = ended(tmp_path, body)
+    assert ending.code == 1 and not said
+    assert "AssertionError: a mistake" in str(ending.failure)
+    assert str(ending.failure).endswith("the run ended")
+    assert time.monotonic() - began < 20
+
+
+def test_fewer_ranks_than_are_asked_for_end_the_run(tmp_path: Path) -> None:
+    ending, _ = ended(tmp_path, 'os.kill(os.getpid(), 9) if slot == "0" else lives(60)', least=3)
+    assert ending.code == 137
+    assert str(ending.failure) == (
+        "synchromesh: rank 0 of 3 failed (killed by SIGKILL); the run ended"
+    )
+
+
+def test_a_signal_goes_to_all_ranks(tmp_path: Path) -> None:
+    body = (
+        "signal.signal(signal.SIGTERM, lambda *_: (folder / ('x' + slot)).write_text('x'))\n"
+        'os.kill(os.getppid(), signal.SIGTERM) if slot == "0" else None\n'
+        'while not (folder / ("x" + slot)).exists():\n    time.sleep(0.01)'
+    )
+    ending, _ = ended(tmp_path, body)
+    assert ending.signal == signal.SIGTERM and ending.code == 143
+    assert all((tmp_path / str(slot)).exists() for slot in range(3))
+
+
+def _launch(folder: Path) -> None:
+    ended(folder, '(folder / f"pid{slot}").write_text(str(os.getpid()))\ntime.sleep(120)')
+
+
+def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_launch, args=(tmp_path,))
+    process.start()
+    paths = [tmp_path / f"pid{slot}" for slot in range(3)]
+    wait_for(paths)
+    pids = [int(path.read_text()) for path in paths]
+    process.kill()
+    process.join()
+    until = time.monotonic() + 2
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no permissions")
+def test_the_socket_is_the_users_own(tmp_path: Path) -> None:
+    body = (
+        'path = Path(os.environ["SYNCHROMESH_ELASTIC"])\n'
+        '(folder / f"mode{slot}").write_text(oct(path.stat().st_mode & 0o777))'
+    )
+    ended(tmp_path, body, ranks=1)
+    assert (tmp_path / "mode0").read_text() == "0o600"

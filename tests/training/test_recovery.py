@@ -1,0 +1,86 @@
+"""Runs that go on without ranks that are killed: every later loss, and the parameters at the end,
+are those of a run that nobody has disturbed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synchromesh.launcher import elastic
+from synchromesh.launcher.forks import Fork
+from synchromesh.launcher.launcher import Ending
+
+NEAR, EPOCHS, STEPS = 1e-10, 3, 5  # of an epoch
+
+
+def launched(file: Path, plan: str, *words: str, ranks: int = 4) -> tuple[Ending, list[str]]:
+    """Of `tests.elastic_run`, whose faults are `words`: its end, and what the launcher said."""
+    forks: list[Fork] = []
+    said: list[str] = []
+    try:
+        for _ in range(ranks):
+            forks.append(Fork([fork.pipe for fork in forks]))
+        command = ["-m", "tests.elastic_run", str(file), plan, str(EPOCHS), *words]
+        return elastic.launch(command, ranks, said.append, forks=forks), said
+    finally:
+        for fork in forks:
+            fork.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("undisturbed") / "found.json"
+    ending, said = launched(file, "data", ranks=2)
+    assert (ending.code, said) == (0, [])
+    found: dict[str, Any] = json.loads(file.read_text())
+    assert len(found["losses"]) == EPOCHS * STEPS and not found["generations"]
+    return found
+
+
+def flat(value: Any) -> list[float]:
+    return [x for item in value for x in flat(item)] if isinstance(value, list) else [value]
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether a run had all the losses and ended with the parameters of another."""
+    assert len(found["losses"]) == len(expected["losses"])
+    assert found["parameters"].keys() == expected["parameters"].keys()
+    pairs = [*zip(found["losses"], expected["losses"], strict=True)]
+    for name, value in found["parameters"].items():
+        pairs += zip(flat(value), flat(expected["parameters"][name]), strict=True)
+    return all(abs(a - b) < NEAR for a, b in pairs) and found["metrics"] == expected["metrics"]
+
+
+CASES = {  # plan, faults, the steps behind which ranks go on, how many there are then
+    "data": ("data", "1:2:sum 0:7:update", [2, 8], [3, 2]),
+    "data, at the edges": ("data", "0:0:step 2:5:evaluate 3:10:save", [0, 5, 10], [3, 2, 1]),
+    "in a recovery": ("data", "1:3:step 2:3:regroup", [3], [2]),
+    "two at once": ("data", "1:6:agree 3:6:agree", [6], [2]),
+    "tensor": ("hybrid:tensor=2", "1:4:step 2:9:behind", [4, 9], [3, 2]),
+    "stages": ("hybrid:stages=2", "3:5:update", None, [3]),
+    "sharded states": ("sharded-data", "1:3:step", None, None),
+}  # fmt: skip
+
+
+@pytest.mark.wide(3)
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_without_its_lost_ranks_is_the_run(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    plan, words, steps, ranks = CASES[case]
+    file = tmp_path / "found.json"
+    ending, said = launched(file, plan, *words.split())
+    if ranks is None:
+        assert ending.failure is not None
+        assert "is on no other one: go on with the newest checkpoint" in str(ending.failure)
+        return
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert [g["ranks"] for g in found["generations"]] == ranks
+    if steps is not None:
+        assert [g["from_step"] for g in found["generations"]] == steps
+    assert all(g["lost_steps"] == 0 for g in found["generations"])
+    assert same(found, undisturbed)
+    told = [cause for g in found["generations"] for cause in g["cause"].split("; ")]
+    assert sorted(told) == sorted(text for line in said for text in line.split("; "))
