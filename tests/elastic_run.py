@@ -59,7 +59,8 @@ def workload() -> sm.Workload:
 
 class Faults:
     """Where this process ends itself. words: RANK:STEPS:PLACE; the rank is of the beginning, steps
-    are done then. Places are what `install` names, and `behind` a step."""
+    are done then. Places are what `install` names, and `behind` a step; behind one with a `!` the
+    rank lives, and its call fails as one does where another rank is lost."""
 
     def __init__(self, words: Sequence[str], begun: Path) -> None:
         self.begun = begun
@@ -91,6 +92,9 @@ class Faults:
     def at(self, place: str) -> None:
         if self.trainer is not None and (self.trainer.steps, place) in self.mine:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.trainer is not None and (self.trainer.steps, f"{place}!") in self.mine:
+            self.mine.remove((self.trainer.steps, f"{place}!"))
+            raise RuntimeError("connection with rank 9 lost: it has ended")
 
     def take(self, event: events.FitEvent) -> None:
         match event:

@@ -224,7 +224,7 @@ class Loop:
         counts = [int(n) for n in everyone.all_gather_json(len(own))]
         rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
         missing = rest[len(own) - min(counts) :]
-        self.unread += [torch.tensor(loss) for loss in missing]
+        self.unread += [torch.tensor(loss, dtype=torch.float64) for loss in missing]
 
     def _step(self, batch: object, full: bool) -> float:
         """Seconds of one step, on a GPU until its forward is over (a span as long as a step, which

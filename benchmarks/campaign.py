@@ -1,0 +1,140 @@
+"""Kills of ranks at random moments: `python -m benchmarks.campaign [--kills 30] [--seed 0]
+[--plans data,hybrid:tensor=2,hybrid:stages=2] [--json]`.
+
+Four ranks of a host train a model of float64 (`tests.elastic_run`) under each plan, as an elastic
+run. Two of them, drawn like the moments, get a SIGKILL while it trains, until there were as many
+kills. Goals: a death is noticed within 0.5 s, training goes on within 2 s (median) and 4 s (at
+most), no step is lost, and losses and parameters are those of a run that nobody has disturbed, to
+1e-10. Before that the quiet cost: runs without a kill, in turns, of this launcher and of the one
+that is not elastic; goal 0.99 of the steps a second.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import machine
+from synchromesh.launcher import elastic, launcher
+
+RANKS, EPOCHS, KILLS = 4, 60, 2  # kills of one run
+NEAR = 1e-10
+NOTICED, TYPICAL, LONGEST, QUIET = 0.5, 2.0, 4.0, 0.99
+PLANS = "data,hybrid:tensor=2,hybrid:stages=2"
+
+
+def launched(file: str, plan: str, kind: str) -> int:
+    """In a process of its own: runs to the end, under one of the two launchers."""
+    command = ["-m", "tests.elastic_run", file, plan, str(EPOCHS)]
+    if kind == "elastic":
+        ending = elastic.launch(command, RANKS, print)
+    else:
+        ending = launcher.launch(command, RANKS)
+    if ending.failure is not None:
+        print(ending.failure, file=sys.stderr)
+    return ending.code
+
+
+def run(plan: str, kind: str, moments: Sequence[float] = ()) -> dict[str, Any]:
+    """What a run has left. moments: seconds of its training behind which a rank is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        words = [sys.executable, "-m", "benchmarks.campaign", "--run", str(file), plan, kind]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+            begun = file.with_suffix(".begun")
+            while not begun.exists() and process.poll() is None:
+                time.sleep(0.01)
+            began = time.monotonic()
+            left = ranks_of(process.pid)
+            for moment in sorted(moments):
+                time.sleep(max(0.0, began + moment - time.monotonic()))
+                victim = left.pop(random.randrange(len(left)))
+                subprocess.run(["kill", f"-{signal.SIGKILL:d}", str(victim)], check=False)
+        if process.returncode:
+            raise RuntimeError(f"{plan}: the run ended with {process.returncode}")
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+
+def ranks_of(launching: int) -> list[int]:
+    children = Path(f"/proc/{launching}/task/{launching}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def apart(found: dict[str, Any], plain: dict[str, Any]) -> float:
+    """The largest difference of losses and parameters."""
+    pairs = [*zip(found["losses"], plain["losses"], strict=True)]
+    for name, value in found["parameters"].items():
+        pairs += zip(flat(value), flat(plain["parameters"][name]), strict=True)
+    return max(abs(a - b) for a, b in pairs)
+
+
+def flat(value: Any) -> list[float]:
+    return [x for item in value for x in flat(item)] if isinstance(value, list) else [value]
+
+
+def quiet(plan: str, turns: int = 3) -> tuple[float, dict[str, Any]]:
+    """Steps a second beside those of the other launcher, and one of the runs."""
+    ratios = []
+    for _ in range(turns):
+        usual, own = run(plan, "usual"), run(plan, "elastic")
+        ratios.append(median(usual["seconds"]) / median(own["seconds"]))
+    return median(ratios), own
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=30, help="under each plan")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plans", default=PLANS)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.run:
+        return launched(*asked.run)
+    random.seed(asked.seed)
+    rows = []
+    for plan in asked.plans.split(","):
+        cost, plain = quiet(plan)
+        long, faults, far = sum(plain["seconds"]), list[dict[str, Any]](), 0.0
+        while sum(len(f["culprit"]) for f in faults) < asked.kills:
+            found = run(plan, "elastic", [random.uniform(0, 0.9 * long) for _ in range(KILLS)])
+            faults += found["generations"]
+            far = max(far, apart(found, plain))
+        seconds = [f["recovered_seconds"] for f in faults]
+        row = {
+            "plan": plan, "kills": sum(len(f["culprit"]) for f in faults), "quiet": cost,
+            "noticed": max(f["noticed_seconds"] for f in faults), "recovered": median(seconds),
+            "longest": max(seconds), "lost_steps": sum(f["lost_steps"] for f in faults),
+            "apart": far,
+        }  # fmt: skip
+        row["good"] = (
+            row["noticed"] <= NOTICED and row["recovered"] <= TYPICAL and far <= NEAR
+            and row["longest"] <= LONGEST and not row["lost_steps"] and cost >= QUIET
+        )  # fmt: skip
+        rows.append(row)
+    if asked.json:
+        print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    else:
+        print(machine())
+        print(f"{'plan':18}{'kills':>6}{'noticed':>9}{'again':>8}{'longest':>9}{'lost':>6}"
+              f"{'apart':>9}{'quiet':>7}")  # fmt: skip
+        for r in rows:
+            print(
+                f"{r['plan']:18}{r['kills']:6}{r['noticed']:7.2f} s{r['recovered']:6.2f} s"
+                f"{r['longest']:7.2f} s{r['lost_steps']:6}{r['apart']:9.0e}{r['quiet']:7.3f}"
+                f"{'' if r['good'] else '  missed'}"
+            )
+    return 0 if all(row["good"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
