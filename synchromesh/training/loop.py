@@ -207,15 +207,19 @@ class Loop:
 
     def _surviving(self, do: Callable[[], None]) -> None:
         """Does it again where ranks are lost meanwhile and the run goes on without them."""
+        untold: list[Regrouped] = []
         while True:
             try:
+                if untold:  # others may be lost meanwhile, too
+                    self._share_losses()
+                while untold:
+                    self.emit(untold[0])
+                    del untold[0]
                 return do()
             except Exception as error:
-                recovery = self.trainer.recover(error)
-            self._share_losses()
-            self.recoveries.append(recovery)
+                untold.append(self.trainer.recover(error))
+            self.recoveries.append(untold[-1])
             self.step_seconds.clear()
-            self.emit(recovery)
 
     def _share_losses(self) -> None:
         """Of steps that not all ranks have seen the end of."""
