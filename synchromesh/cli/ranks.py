@@ -14,6 +14,7 @@ from synchromesh.values.fault import PACKAGE, printable
 
 if TYPE_CHECKING:
     from synchromesh.launcher.forks import Fork
+    from synchromesh.launcher.launcher import Ending
 
 EXPORT = "torch.export._trace"  # torch imports it with the first export: half of what torch takes
 
@@ -86,29 +87,29 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def start(
-    command: Sequence[str], ranks: int, forks: Sequence["Fork"] = (), elastic: bool = False
-) -> int:
-    """Runs `command` on local ranks, reports the first failure, returns the exit code. elastic:
-    ranks that are lost are told, and the others go on."""
-    from synchromesh.launcher import elastic as survivors  # imports torch
-    from synchromesh.launcher.launcher import launch
+def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
+    """Runs `command` on local ranks, reports the first failure, returns the exit code."""
+    from synchromesh.launcher.launcher import launch  # imports torch
 
-    if elastic:
-        ending = survivors.launch(command, ranks, _say, forks=forks)
-    else:
-        ending = launch(command, ranks, forks=forks)
+    return _ended(launch(command, ranks, forks=forks))
+
+
+def again(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
+    return start(["-m", "synchromesh", *words], ranks, forks)
+
+
+def surviving(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
+    """As `again`, but ranks that are lost are told, and the others go on."""
+    from synchromesh.launcher import elastic  # imports torch
+
+    def say(text: str) -> None:
+        print(f"synchromesh: {text}", file=sys.stderr, flush=True)
+
+    return _ended(elastic.launch(["-m", "synchromesh", *words], ranks, say, forks=forks))
+
+
+def _ended(ending: "Ending") -> int:
     sys.stdout.flush()
     if ending.failure is not None:
         print(ending.failure, file=sys.stderr, flush=True)
     return ending.code
-
-
-def _say(text: str) -> None:
-    print(f"synchromesh: {text}", file=sys.stderr, flush=True)
-
-
-def again(
-    words: Sequence[str], ranks: int, forks: Sequence["Fork"] = (), elastic: bool = False
-) -> int:
-    return start(["-m", "synchromesh", *words], ranks, forks, elastic)

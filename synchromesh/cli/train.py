@@ -69,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
         made = job.folder.make()
         try:
             words = [*args.words, "--output", str(job.folder.path)]
-            return ranks.again(words, count, forks, bool(args.elastic))
+            start = ranks.surviving if args.elastic else ranks.again
+            return start(words, count, forks)
         finally:
             run_folder.remove_empty(made)
 

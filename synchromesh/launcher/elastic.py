@@ -45,6 +45,7 @@ class ElasticTuning:
 
     silent: float = 4.0  # without a word of life
     away: float = 1.0  # between two looks of the launcher: then it was away itself
+    meet: float = 300.0  # for all to come to a generation, once the first has; as of a collective
 
 
 LIMITS = ElasticTuning()
@@ -84,7 +85,12 @@ class Supervisor:
     codes: dict[int, int] = field(default_factory=dict)  # of those that had ended then
     deadline: float = float("inf")
     looked: float = 0.0  # when it did last
+    met: float = 0.0  # when nobody waited for others
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    @property
+    def _places(self) -> range:
+        return range(len(self.slots))
 
     @property
     def live(self) -> list[_Slot]:
@@ -117,7 +123,7 @@ class Supervisor:
         try:
             for message in line.received():
                 match message:
-                    case {"slot": int(number), "ready": int(ready)}:
+                    case {"slot": int(number), "ready": int(ready)} if number in self._places:
                         self.slots[number].line, self.slots[number].ready = line, ready
                 for slot in self.slots:
                     if slot.line is line:
@@ -133,11 +139,16 @@ class Supervisor:
             for slot in self.live:
                 slot.heard = self.looked
         lost: dict[int, str] = {}
+        late = self._late()
         for slot in self.live:
-            if slot.line is not None and slot.unheard > LIMITS.silent and not self.killed:
+            silent = slot.line is not None and slot.unheard > LIMITS.silent
+            if (silent or late is slot) and not self.killed:
                 _kill(slot.process)
                 slot.process.wait()
-                lost[slot.rank] = f"has been silent for {LIMITS.silent:.0f} s"
+                lost[slot.rank] = (
+                    f"has been silent for {LIMITS.silent:.0f} s" if silent else
+                    f"did not come to where the others meet within {LIMITS.meet:.0f} s"
+                )  # fmt: skip
             slot.code = slot.process.poll()
             if slot.code is None or self.killed:
                 continue
@@ -148,6 +159,13 @@ class Supervisor:
                 self.end(TUNING.end)
         if lost and not self.killed:
             self._lose(lost)
+
+    def _late(self) -> _Slot | None:
+        """One for whom others have waited too long."""
+        away = [slot for slot in self.live if slot.ready < self.number]
+        if not away or len(away) == len(self.live):
+            self.met = self.looked
+        return away[0] if self.looked - self.met > LIMITS.meet else None
 
     def _lose(self, lost: Mapping[int, str]) -> None:
         """lost: what became of which ranks."""

@@ -10,6 +10,7 @@ A rank and its launcher speak over a unix socket of the launcher's folder, a lin
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,14 +53,16 @@ class Wire:
 
     def __init__(self, link: socket.socket) -> None:
         self.link, self._rest = link, b""
+        self._sending = threading.Lock()
 
     def send(self, value: dict[str, Any]) -> None:
         """Nothing where the other side is gone, which `received` tells."""
-        with suppress(OSError):
+        with suppress(OSError), self._sending:
             self.link.sendall(json.dumps(value).encode() + b"\n")
 
     def received(self) -> Iterator[dict[str, Any]]:
-        """What is there, once there is something. EOFError where the other side is gone."""
+        """What is there, once there is something. EOFError where the other side is gone, or does
+        not speak so."""
         try:
             part = self.link.recv(self.MOST)
         except OSError:
@@ -69,7 +72,14 @@ class Wire:
         *lines, self._rest = (self._rest + part).split(b"\n")
         if len(self._rest) > self.MOST:
             raise EOFError
-        yield from map(json.loads, lines)
+        for line in lines:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                raise EOFError
+            yield value
 
     def close(self) -> None:
         self.link.close()

@@ -66,9 +66,11 @@ class Member:
         return self._told.wait(TUNING.told)
 
     def _run(self) -> None:
+        there = select.poll()  # files may have numbers above those that `select` takes
+        there.register(self._line.link, select.POLLIN)
         while True:
             pause = TUNING.again if self._told.is_set() else TUNING.beat
-            if select.select([self._line.link], [], [], pause)[0]:
+            if there.poll(1000 * pause):
                 try:
                     for message in self._line.received():
                         self._take(message)

@@ -105,7 +105,7 @@ class Survival:
             number = own.number
             try:
                 newest, first, again = self._meet(own, steps)
-                self._regroup(active, plan)
+                self._regroup(active, plan, first)
                 self._share(steps != newest, first, scheduler)
                 adaptation.end()
                 took, size = time.monotonic() - began, self._execution.world.size
@@ -152,10 +152,11 @@ class Survival:
         newest = self._newest(generation.before, steps_of)
         return newest, steps_of.index(newest), max(steps_of) - newest
 
-    def _regroup(self, active: ActivePlan, plan: Plan) -> None:
-        """The plan of before, where it fits the ranks that there are now."""
+    def _regroup(self, active: ActivePlan, plan: Plan, first: int) -> None:
+        """The plan of before, as rank `first` had it, where it fits the ranks that there are."""
+        own = self._execution.world.everyone.broadcast_json(str(plan), first)
         try:
-            self._execution.regroup(active.step, plan)
+            self._execution.regroup(active.step, Plan.parse(own))
         except ValueError:
             self._execution.regroup(active.step, Plan(LayoutSpec("data")))
 

@@ -24,24 +24,24 @@ def waited(world: World, group: int) -> float:
     began = time.monotonic()
     if world.rank:
         cutting.start()
-        if group:  # both wait for a message that nobody sends
-            with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError):
+            if group:  # both wait for a message that nobody sends
                 own.exchange([], [(1 - own.index, torch.ones(4))])
-        else:
-            with pytest.raises(RuntimeError):
+            else:
                 own.all_reduce(torch.ones(1 << 16))
+        cutting.join()
+        assert world.lost
     return time.monotonic() - began
 
 
-def left_at_once(group: int) -> tuple[float, bool]:
-    world = World.open()
-    return waited(world, group), world.lost
+def left_at_once(group: int) -> float:
+    return waited(World.open(), group)
 
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_a_cut_collective_fails_at_once(group: int) -> None:
     _, *others = run(3, left_at_once, group)
-    assert all(SECONDS <= seconds < SECONDS + 1 and lost for seconds, lost in others)
+    assert all(SECONDS <= seconds < 10 * SECONDS for seconds in others), "the time-out is 60 s"
 
 
 def test_what_is_no_groups_stays() -> None:

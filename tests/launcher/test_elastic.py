@@ -94,6 +94,24 @@ def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None
     assert isinstance(seconds, float) and 3.5 < seconds < 5
 
 
+def test_who_does_not_come_to_the_others_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "LIMITS", elastic.ElasticTuning(meet=2.0))
+    body = (
+        'if slot == "2":\n    os.kill(os.getpid(), signal.SIGKILL)\n'
+        'if slot == "1":\n    time.sleep(60)\n'
+        "lives(20)"
+    )
+    ending, said = ended(tmp_path, body)
+    assert (ending, said) == (
+        Ending(),
+        ["rank 2 was killed by SIGKILL",
+         "rank 1 did not come to where the others meet within 2 s"],
+    )  # fmt: skip
+    assert left(tmp_path, 0)["ranks"] == [[1, 0, 0, 1, 2], [2, 0, 0]]
+
+
 def test_an_error_of_a_ranks_own_ends_the_run(tmp_path: Path) -> None:
     body = 'assert slot != "1", "a mistake"\nlives(60)'
     began = time.monotonic()
