@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import synchromesh as sm
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
+from synchromesh.engine.world import World
 from synchromesh.training import events
 from synchromesh.training.fit import fit
 
@@ -76,6 +77,7 @@ class Faults:
         for place in ("step", "update", "evaluate", "save"):
             self.before(trainer, place, place)
         self.before(trainer._execution, "regroup", "regroup")
+        self.before(World, "enter", "enter")
         self.before(Group, "all_reduce", "sum")
         self.before(Group, "start_exchange", "exchange")
         self.before(ControlChannel, "start", "agree")

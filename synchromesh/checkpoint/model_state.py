@@ -35,8 +35,9 @@ class ModelState:
         self.model, self.optimizer, self.world = model, optimizer, world
         self.optimizer_state = OptimizerState(model, optimizer)
         self.ranks = tuple(range(world.size))
+        self._all: tuple[int, ...] | None = None  # where not all of them count
         self.moves = 0  # that are over
-        self.torn = False  # whether one was left in the middle
+        self.torn = False  # whether one that changes this rank's parts was left in the middle
         everywhere = Layout(world.size, 1)
         self.holdings = {
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
@@ -64,22 +65,27 @@ class ModelState:
             want = self.sides(new, groups.ranks)
             moves.append(self._move(name, self._have(name, name), want))
             moves += [self._move_state(name, k, want) for k in self.optimizer_state.moving(name)]
-        self.torn = True
+        own = self.world.rank
+        self.torn = any([*m.have[own]] != [*m.want[own]] for m in moves)
         moved = move(moves, self.world.everyone)
-        self.torn, self.moves = False, self.moves + 1
+        self.torn, self._all, self.moves = False, None, self.moves + 1
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         return moved
 
-    def survive(self, before: Sequence[int], holders: Collection[int]) -> str:
-        """The world has other ranks: before says of each which it was, holders whose state
-        counts. The name of a tensor that these do not hold whole, if any: nothing has changed."""
-        now = {before[rank]: rank for rank in holders}
-        left = tuple(now.get(rank, self.LOST) for rank in self.ranks)
+    def renumber(self, before: Sequence[int]) -> None:
+        """The world has other ranks; before: which each was. All that are there count again."""
+        ranks, self._all = self._all or self.ranks, None
+        self.ranks = tuple(before.index(r) if r in before else self.LOST for r in ranks)
+
+    def count(self, holders: Collection[int]) -> str:
+        """Only what these ranks hold counts in the move to come. The name of a tensor that they do
+        not hold whole, if any: nothing has changed then."""
+        left = tuple(rank if rank in holders else self.LOST for rank in self.ranks)
         for name, holding in self.holdings.items():
             have = [box for side in self.sides(holding, left) for box in side]
             if without([full_box(self.model.described[name].shape)], have):
                 return name
-        self.ranks = left
+        self._all, self.ranks = self.ranks, left
         return ""
 
     def _have(self, name: str, key: str) -> Sides:
@@ -292,17 +298,19 @@ class ModelState:
             group.all_reduce(share, counted=False)
             if not share:
                 continue
+            total = buffer.clone()  # of a sum that is never done nothing is to stay
             exact = buffer.is_floating_point() or buffer.is_complex()
             if not exact:
                 first = torch.tensor(-group.index if rows else -group.size, device=buffer.device)
                 group.all_reduce(first, "max", counted=False)
                 if group.index != -int(first):
-                    buffer.zero_()
+                    total.zero_()
             elif rows:
-                buffer.mul_(rows / float(share))
+                total.mul_(rows / float(share))
             else:
-                buffer.zero_()
-            group.all_reduce(buffer, counted=False)
+                total.zero_()
+            group.all_reduce(total, counted=False)
+            buffer.copy_(total)
 
 
 def checksum(tensor: Tensor) -> int:

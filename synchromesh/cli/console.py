@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from synchromesh.values.fault import printable
+
+if TYPE_CHECKING:
+    from synchromesh.engine.noise_averages import NoiseScale
 
 
 class Console(RichConsole):
@@ -79,6 +82,10 @@ class Display:
         self._task: Any = None
         self._last = time.monotonic()
 
+    def take_over(self) -> None:
+        """This rank has become rank 0."""
+        self.shown, self.live = True, self.console.is_terminal
+
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.shown and self.live:
@@ -131,3 +138,18 @@ def summary(title: str, rows: dict[str, str]) -> None:
     made = table(title, columns, rows.items(), left=columns)
     made.show_header = False
     Console(highlight=False).print(made)
+
+
+def metric(value: float | None) -> str:
+    return shown("{:.2%}" if value is None or 0 <= value <= 1 else "{:.4g}", value)
+
+
+def noise_rows(scale: "NoiseScale | None") -> dict[str, str]:
+    """`230 rows (180 to 310)`, with the reason where something is not known, by its name; nothing
+    where it was not asked for."""
+    if scale is None:
+        return {}
+    value, low, high = (shown("{:,.0f}", x) for x in (scale.value, scale.low, scale.high))
+    interval = "" if scale.low is None else f" ({low} to {high})"
+    known = "not known" if scale.value is None else f"{value} rows{interval}"
+    return {"noise scale": f"{known}: {scale.reason}" if scale.reason else known}

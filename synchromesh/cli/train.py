@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import command, either, option
+from synchromesh.launcher.generation import SOCKET
 from synchromesh.launcher.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
@@ -53,7 +54,7 @@ def hosts(text: str) -> tuple[int, int]:
 def main(args: argparse.Namespace) -> int:
     asked = Asked.of(args)
     if ranks.inside():
-        if args.elastic and not launched() and ranks.first():
+        if args.elastic and SOCKET not in os.environ and ranks.first():
             print(
                 "synchromesh: --elastic: another launcher has started these ranks: the run ends "
                 "where one is lost",

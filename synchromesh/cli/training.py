@@ -11,8 +11,7 @@ from typing import Any, TextIO
 from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
-from synchromesh.cli.console import Display, shown, summary
-from synchromesh.engine.noise_averages import NoiseScale
+from synchromesh.cli.console import Display, metric, noise_rows, shown, summary
 from synchromesh.launcher import rank
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
@@ -115,6 +114,7 @@ class _Report:
 
     def _started(self, event: events.Started) -> None:
         job, self.trainer, trainer = self.job, event.trainer, event.trainer
+        self._takes_over(trainer)
         path = trainer.world.everyone.broadcast_json(str(job.folder.path))  # clocks differ
         self.folder = RunFolder(Path(path))
         if self.display.shown:
@@ -142,6 +142,14 @@ class _Report:
         self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
+
+    def _takes_over(self, trainer: Trainer) -> bool:
+        """Whether this rank speaks from now on, as the one that did is lost."""
+        if trainer.rank or self.display.shown:
+            return False
+        rank.speak()
+        self.display.take_over()
+        return True
 
     def _note_plan(self, trainer: Trainer) -> None:
         if self.display.shown:
@@ -290,9 +298,7 @@ class _Report:
     def _regrouped(self, event: Regrouped) -> None:
         """Other ranks are lost; the first of those that are left speaks from now on."""
         assert self.trainer is not None
-        if self.trainer.rank == 0 and not self.display.shown:
-            rank.speak()
-            self.display = Display(True)
+        if self._takes_over(self.trainer):
             if self.epoch is not None:
                 self.display.start_epoch(f"epoch {self.epoch.epoch}", self.done, self.epoch.length)
             if self.job.tensorboard:
@@ -300,7 +306,9 @@ class _Report:
         self._note_plan(self.trainer)
         self._log(logged.RanksLost.saying(event.to_dict()))
         self._log(layout_in_force(self.trainer))
-        self.predicted, self.watch, self.steps = None, None, StepLog(self.trainer.world)
+        if self.watch is not None:
+            self.watch.close()
+        self.predicted = self.watch = None
         self.display.say(str(event))
 
     def _epoch_ended(self, event: events.EpochEnded) -> None:
@@ -317,11 +325,11 @@ class _Report:
             )
         )  # fmt: skip
         metrics = logged.logged_metrics(event.metrics)
-        values = "".join(f"  {name} {_metric(value)}" for name, value in metrics.items())
+        values = "".join(f"  {name} {metric(value)}" for name, value in metrics.items())
         if (noise := self.trainer.noise_scale) is not None:
             known = {"epoch": event.epoch, "step": event.step, **to_plain(noise)}
             self._log(logged.NoiseScaleMeasured.saying(known))
-            values += "".join(f"  {name} {text}" for name, text in _noise(noise).items())
+            values += "".join(f"  {name} {text}" for name, text in noise_rows(noise).items())
         length = None if self.epoch is None else self.epoch.length
         part = "" if length in (None, self.done) else f" ({self.done} of {length} steps)"
         self.display.say(
@@ -373,26 +381,11 @@ class _Report:
         rows = {
             "epochs": f"{result.epochs}{part} ({counted(result.steps, 'step')})",
             "loss": shown("{:.4f}", result.loss),
-            **{name: _metric(value) for name, value in metrics.items()},
-            "best": _metric(result.best), "samples per second": f"{speed:,.0f}",
+            **{name: metric(value) for name, value in metrics.items()},
+            "best": metric(result.best), "samples per second": f"{speed:,.0f}",
             "seconds": f"{result.seconds:.1f}",
             "step": f"{measured} measured, {predicted} predicted",
             "plan": f"{result.plan} on {counted(trainer.world.size, 'rank')}",
-            **_noise(result.noise_scale), "run folder": str(self.folder.path),
+            **noise_rows(result.noise_scale), "run folder": str(self.folder.path),
         }  # fmt: skip
         summary(f"{self.job.workload.name}", rows)
-
-
-def _metric(value: float | None) -> str:
-    return shown("{:.2%}" if value is None or 0 <= value <= 1 else "{:.4g}", value)
-
-
-def _noise(scale: NoiseScale | None) -> dict[str, str]:
-    """`230 rows (180 to 310)`, with the reason where something is not known, by its name; nothing
-    where it was not asked for."""
-    if scale is None:
-        return {}
-    value, low, high = (shown("{:,.0f}", x) for x in (scale.value, scale.low, scale.high))
-    interval = "" if scale.low is None else f" ({low} to {high})"
-    known = "not known" if scale.value is None else f"{value} rows{interval}"
-    return {"noise scale": f"{known}: {scale.reason}" if scale.reason else known}

@@ -99,6 +99,8 @@ class World:
     def leave(self) -> None:
         """Leaves all groups, behind `cut`; the world is entered anew."""
         self.close()
+        if not dist.is_initialized():  # torch names groups by it, also one that was never made
+            dist.distributed_c10d._world.group_count = 0
         self._connections.forget()
         self.choices.clear()
 

@@ -81,16 +81,22 @@ class Supervisor:
     number: int = 0  # of the generation
     store: TCPStore | None = None
     stop: Signals | None = None
+    refused: bool = False  # whether it ends without the ranks that are lost
     killed: bool = False  # whether ranks are being ended
     codes: dict[int, int] = field(default_factory=dict)  # of those that had ended then
     deadline: float = float("inf")
     looked: float = 0.0  # when it did last
-    met: float = 0.0  # when nobody waited for others
+    met: float = field(default_factory=time.monotonic)  # when nobody waited for others
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
     def _places(self) -> range:
         return range(len(self.slots))
+
+    @property
+    def _gone(self) -> list[_Slot]:
+        """Those that have ended in this generation."""
+        return [slot for slot in self.slots if slot.code is not None and not slot.survived]
 
     @property
     def live(self) -> list[_Slot]:
@@ -112,8 +118,7 @@ class Supervisor:
         return self.codes or self._ended()
 
     def _ended(self) -> dict[int, int]:
-        counted = ((slot.rank, slot.code) for slot in self.slots if not slot.survived)
-        return {rank: code for rank, code in counted if code is not None}
+        return {slot.rank: slot.code for slot in self._gone if slot.code is not None}
 
     def _greet(self) -> None:
         link, _ = self.listener.accept()
@@ -125,6 +130,9 @@ class Supervisor:
                 match message:
                     case {"slot": int(number), "ready": int(ready)} if number in self._places:
                         self.slots[number].line, self.slots[number].ready = line, ready
+                    case {"refused": str(why)} if not self.refused:
+                        self.refused = True
+                        self.say(f"the run ends: {why}")
                 for slot in self.slots:
                     if slot.line is line:
                         slot.heard = time.monotonic()
@@ -171,11 +179,9 @@ class Supervisor:
         """lost: what became of which ranks."""
         if len(self.live) < self.least:
             return self.end(TUNING.end)
-        gone = [s for s in self.slots if s.code is not None and s.rank in lost and not s.survived]
+        gone = [s for s in self._gone if s.rank in lost]
         losses = [Loss(s.rank, lost[s.rank], round(s.unheard, 3)) for s in gone]
         self.say("; ".join(map(str, losses)))
-        for slot in gone:
-            slot.survived = True
         for slot in self.live:
             if slot.line is not None:
                 slot.line.send({"lost": to_plain(losses)})
@@ -193,6 +199,8 @@ class Supervisor:
                 master_listen_fd=server.detach(),
             )  # fmt: skip
         self.number += 1
+        for slot in self._gone:
+            slot.survived = True
         for rank, slot in enumerate(live):
             slot.rank = rank
             if slot.line is not None:
@@ -203,10 +211,12 @@ class Supervisor:
         """A signal goes to all ranks; a second one kills them."""
         if self.stop is not None:
             return self.kill()
-        self.stop = Signals(number)
-        self.end(self.grace, self.stop)
+        self.stop, self.deadline = Signals(number), time.monotonic() + self.grace
+        for slot in self.live:  # which stop together, and meet before where some are lost
+            with suppress(ProcessLookupError):
+                os.killpg(slot.process.pid, number)
 
-    def end(self, seconds: float, number: Signals = SIGTERM) -> None:
+    def end(self, seconds: float) -> None:
         """Ranks may end within so many seconds."""
         if self.killed:
             return
@@ -214,7 +224,7 @@ class Supervisor:
         self.codes = self._ended()
         for slot in self.live:
             with suppress(ProcessLookupError):
-                os.killpg(slot.process.pid, number)
+                os.killpg(slot.process.pid, SIGTERM)
 
     def kill(self) -> None:
         self.killed = True
@@ -274,7 +284,7 @@ def _started(
     own.mkdir()
     environment: dict[str, Any] = {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": LOCAL, "MASTER_PORT": "",
+        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": LOCAL,
         "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
     }  # fmt: skip
     if forks:

@@ -3,7 +3,8 @@
 A rank and its launcher speak over a unix socket of the launcher's folder, a line of JSON each:
 
     rank      {"slot": 2, "ready": 0}         waits for generation 1; its slot never changes
-              {"step": 7, "phase": "step"}    lives
+              {"step": 7}                     lives, and has done so many steps
+              {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
               {"lost": [{...}]}               leave your groups, and be ready for the next
               {"end": "why"}                  there is none"""

@@ -37,7 +37,7 @@ class Member:
         link = socket.socket(socket.AF_UNIX)
         link.connect(path)
         self.cut: Callable[[], None] = lambda: None
-        self.steps, self.phase = 0, "start"
+        self.steps = 0  # done here
         self.lost: list[Loss] = []  # what has ended the generation before
         self._losses: list[Loss] = []  # of this one
         self._line, self._slot = Wire(link), slot
@@ -55,6 +55,10 @@ class Member:
         self.number = found.number
         os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
+
+    def refuse(self, why: str) -> None:
+        """The run does not go on without the ranks that are lost."""
+        self._line.send({"refused": why})
 
     @property
     def told(self) -> bool:
@@ -78,7 +82,7 @@ class Member:
                     self._next.put("its launcher has ended")
                     return
             else:
-                self._line.send({"step": self.steps, "phase": self.phase})
+                self._line.send({"step": self.steps})
             if self._told.is_set():
                 self.cut()
 

@@ -25,6 +25,7 @@ from synchromesh.launcher.generation import SOCKET
 from synchromesh.values.fault import Fault, Stopped
 
 LAUNCHER = "SYNCHROMESH_LAUNCHER"  # process id of the launcher; set in its ranks only
+OUTPUT = "SYNCHROMESH_OUTPUT"  # descriptor of the standard output that a rank does not write to
 SHORTAGE = "SYNCHROMESH_SHORTAGE"  # for `report_shortage`; set by launchers
 
 
@@ -70,9 +71,8 @@ def main(arguments: list[str]) -> None:
 
 def fall_silent() -> None:
     """Only rank 0 writes to standard output; one that may become that keeps it."""
-    global _output
-    if SOCKET in os.environ and _output is None:
-        _output = os.dup(1)
+    if SOCKET in os.environ and OUTPUT not in os.environ:
+        os.environ[OUTPUT] = str(os.dup(1))
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
@@ -80,11 +80,8 @@ def fall_silent() -> None:
 
 def speak() -> None:
     """This rank has become rank 0."""
-    if _output is not None:
-        os.dup2(_output, 1)
-
-
-_output: int | None = None
+    if OUTPUT in os.environ:
+        os.dup2(int(os.environ[OUTPUT]), 1)
 
 
 def _run(arguments: list[str]) -> None:

@@ -35,6 +35,7 @@ class Adaptation:
     def __init__(self, execution: Execution, switch: Callable[[Plan], Moved]) -> None:
         self._execution, self._switch = execution, switch
         self.adapter: Adapter | None = None
+        self._earlier: list[Decision] = []  # of other ranks' times
         self.batches: BatchSizes | None = None
         self.cost: tuple[int, ...] = NO_COST
         self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
@@ -50,6 +51,11 @@ class Adaptation:
         self.adapter = Adapter(profile, candidates, time.monotonic())
         self._sizes = deque(maxlen=self.LAST)
         self._forget_costs()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """All so far."""
+        return self._earlier + ([] if self.adapter is None else self.adapter.decisions)
 
     @property
     def trying(self) -> bool:
@@ -128,8 +134,7 @@ class Adaptation:
     @property
     def events(self) -> int:
         """Decisions and changes of batches so far."""
-        decided = 0 if self.adapter is None else len(self.adapter.decisions)
-        return decided + (0 if self.batches is None else len(self.batches.changes))
+        return len(self.decisions) + (0 if self.batches is None else len(self.batches.changes))
 
     def resume(self) -> None:
         """A checkpoint's state is in force: steps may have gone back."""
@@ -139,9 +144,7 @@ class Adaptation:
 
     def end(self) -> None:
         """Nothing is known of the ranks that there are now."""
-        self.adapter = None
-        if self.batches is not None:
-            self.batches.resume()
+        self._earlier, self.adapter = self.decisions, None
         self._forget_costs()
 
     def _forget_costs(self) -> None:

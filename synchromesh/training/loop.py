@@ -1,8 +1,9 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
+import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -59,7 +60,13 @@ class Loop:
     ended: EpochEnded | None = None  # the last epoch
     step_seconds: list[float] = field(default_factory=list)  # of full-size steps after warm-up
     sent: int = 0  # bytes of this rank, in steps
-    trained: int = 0  # rows of this epoch
+    first: int = 0  # steps that were done before this call
+    # of this epoch:
+    trained: int = 0  # rows
+    before: int = 0  # losses of earlier ones
+    began: float = 0.0
+    seconds: float = 0.0  # of its steps
+    since_best: tuple[int, float | None] = (0, None)  # as `since` and `best` were when it began
     adapts: bool = False  # the plan
     recoveries: list[Regrouped] = field(default_factory=list)
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
@@ -117,6 +124,7 @@ class Loop:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
             self.since, self.best = int(saved.get("since", 0)), saved.get("best")
+        self.first = trainer.steps
         trainer.on_event, reads = self._decided, events.reads_only(self.emit)
         trainer.workers.early.allowed = reads
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
@@ -169,30 +177,23 @@ class Loop:
 
     def _epoch(self) -> None:
         """The rest of the current epoch, its validation and its checkpoint."""
-        loader, trainer = self.loader, self.trainer
         self._grow()
-        self.trained = 0
-        epoch, before = loader.cursor.epoch + 1, len(self.losses)
-        self.emit(events.EpochStarted(epoch, loader.done, loader.batches))
-        began, self.aside = time.monotonic(), 0.0
-        self._surviving(lambda: self._steps_of(epoch))
-        if trainer.world.device.type == "cuda":
-            torch.cuda.synchronize(trainer.world.device)
-        self.sent += trainer.workers.end()
-        seconds = trainer.workers.longest(time.monotonic() - began - self.aside)
-        self._read(epoch)
-        self._surviving(lambda: self.emit(events.EpochTrained(epoch)))
-        if self.stopped:
-            return self._surviving(self._save_stopped)
-        speed = self.trained / seconds if seconds else 0.0
-        self._surviving(lambda: self._validate(epoch, self.losses[before:], seconds, speed))
-        ended = loader.cursor.epoch >= epoch
-        name = f"epoch-{epoch}" if ended else f"step-{trainer.steps}"
-        self._surviving(lambda: self._save(name))
+        epoch, self.trained, self.since_best = (
+            self.loader.cursor.epoch + 1,
+            0,
+            (self.since, self.best),
+        )
+        self.before = len(self.losses)
+        self.emit(events.EpochStarted(epoch, self.loader.done, self.loader.batches))
+        self.began, self.aside = time.monotonic(), 0.0
+        parts = self._steps_of, self._end_steps, self._validate, self._save_epoch
+        self._surviving(epoch, parts)
 
     def _steps_of(self, epoch: int) -> None:
         """The rest of an epoch's steps, from the loader's cursor on."""
         loader, trainer = self.loader, self.trainer
+        if loader.cursor.epoch >= epoch or (self.steps == trainer.steps and not loader.last):
+            return
         done, asked = loader.done, time.monotonic()
         for batch in loader:
             waited = time.monotonic() - asked
@@ -205,30 +206,64 @@ class Loop:
             if self.stopped or (self.steps == trainer.steps and not loader.last):
                 break
 
-    def _surviving(self, do: Callable[[], None]) -> None:
-        """Does it again where ranks are lost meanwhile and the run goes on without them."""
-        untold: list[Regrouped] = []
-        while True:
+    def _end_steps(self, epoch: int) -> None:
+        trainer = self.trainer
+        if trainer.world.device.type == "cuda":
+            torch.cuda.synchronize(trainer.world.device)
+        self.sent += trainer.workers.end()
+        self.seconds = trainer.workers.longest(time.monotonic() - self.began - self.aside)
+        self._read(epoch)
+        self.emit(events.EpochTrained(epoch))
+
+    def _save_epoch(self, epoch: int) -> None:
+        if self.stopped:
+            return self._save_stopped()
+        ended = self.loader.cursor.epoch >= epoch
+        self._save(f"epoch-{epoch}" if ended else f"step-{self.trainer.steps}")
+
+    def _surviving(self, epoch: int, parts: Sequence[Callable[[int], None]]) -> None:
+        """Does them one after the other. Where ranks are lost meanwhile, and the run goes on
+        without them, all do again what one of them has not done."""
+        untold, at = list[Regrouped](), 0
+        while at < len(parts):
             try:
                 if untold:  # others may be lost meanwhile, too
                     self._share_losses()
+                    at = self._meet(epoch, at, len(parts))
                 while untold:
                     self.emit(untold[0])
                     del untold[0]
-                return do()
+                if at < len(parts):
+                    parts[at](epoch)
+                at += 1
             except Exception as error:
                 untold.append(self.trainer.recover(error))
-            self.recoveries.append(untold[-1])
-            self.step_seconds.clear()
+                self.recoveries.append(untold[-1])
+                self.step_seconds.clear()
+
+    def _meet(self, epoch: int, at: int, end: int) -> int:
+        """The part of an epoch that all ranks do next. A rank is in the epoch behind where it has
+        seen the end of this one's last part, which others then need not do again."""
+        table = self.trainer.world.everyone.all_gather_json([epoch, at])
+        latest = max(of for of, _ in table)
+        if epoch < latest:
+            return end
+        at = min(int(part) for of, part in table if of == latest)
+        if at == 0:
+            self.stopped = ""  # it is asked again
+        return at
 
     def _share_losses(self) -> None:
-        """Of steps that not all ranks have seen the end of."""
-        own = [*self.losses, *map(float, self.unread)]
-        everyone = self.trainer.world.everyone
+        """Of steps that not all ranks have seen the end of; one that none has is not a number."""
+        done, everyone = self.trainer.steps - self.first, self.trainer.world.everyone
+        own = [*self.losses, *map(float, self.unread)][:done]
         counts = [int(n) for n in everyone.all_gather_json(len(own))]
         rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
-        missing = rest[len(own) - min(counts) :]
-        self.unread += [torch.tensor(loss, dtype=torch.float64) for loss in missing]
+        own += rest[len(own) - min(counts) :]
+        own += [math.nan] * (done - len(own))
+        read = len(self.losses)
+        self.losses = own[:read]
+        self.unread = [torch.tensor(loss, dtype=torch.float64) for loss in own[read:]]
 
     def _step(self, batch: object, full: bool) -> float:
         """Seconds of one step, on a GPU until its forward is over (a span as long as a step, which
@@ -273,9 +308,11 @@ class Loop:
             self.losses += values
             self.emit(events.Losses(epoch, first, values))
 
-    def _validate(
-        self, epoch: int, losses: list[float], seconds: float, samples_per_second: float
-    ) -> None:
+    def _validate(self, epoch: int) -> None:
+        if self.stopped:
+            return
+        self.since, self.best = self.since_best
+        speed = self.trained / self.seconds if self.seconds else 0.0
         w, metrics = self.workload, dict[str, float]()
         if w.valid_data is not None and w.metric is not None:
             loader = self.trainer.loader(
@@ -284,9 +321,9 @@ class Loop:
             )  # fmt: skip
             means = self.trainer.evaluate(loader, w.metric)
             metrics = {name: float(value) for name, value in means.items()}
-        loss = self._mean(losses)
+        loss = self._mean(self.losses[self.before :])
         steps = self.trainer.steps
-        self.ended = EpochEnded(epoch, steps, loss, metrics, seconds, samples_per_second)
+        self.ended = EpochEnded(epoch, steps, loss, metrics, self.seconds, speed)
         self.emit(self.ended)
         value = self.by.value(loss, metrics)
         self.since += self.loader.cursor.epoch >= epoch  # a part of one is validated again

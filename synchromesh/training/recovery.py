@@ -73,40 +73,40 @@ class Survival:
 
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
-        model, execution = self._execution.model, self._execution
-        if execution.world.member is not None:
-            fed = {*model.statistics, *execution.active.step.fed}
-            fed |= {name for name in model.buffers if name.endswith("num_batches_tracked")}
-            self._before = {n: x.clone() for n, x in model.buffers.items() if n in fed}
+        if self._execution.world.member is not None:
+            buffers = self._execution.model.buffers.items()
+            self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
     def end_step(self) -> None:
         """The step is complete."""
         self._before.clear()
         self._loaders.commit()
+        if (own := self._execution.world.member) is not None:
+            own.steps += 1
 
     def recover(
         self, error: Exception, steps: int, scheduler: Scheduler | None, adaptation: Adaptation
     ) -> Regrouped:
         """Behind `error` of a call that others did not end, in the step after `steps`. Raises it
         where no rank is lost or the run is not elastic, and RuntimeError where it cannot go on."""
-        began, own = time.monotonic(), self._execution.world.member
+        began, own, state = time.monotonic(), self._execution.world.member, self._execution.state
         if own is None or not _of_a_loss(error, own):
             raise error
-        if why := self._refused():
-            raise RuntimeError(
-                f"{message(error)}; the run ends, for {why}: go on with the newest checkpoint, "
-                "--resume"
-            ) from error
+        if why := self._refused(adaptation):
+            own.refuse(why)
+            raise RuntimeError(f"{message(error)}; the run ends: {why}") from error
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active, plan = self._execution.active, self._execution.plan
-        lost: list[Loss] = []
+        lost, newest, again = list[Loss](), steps, 0
         while True:
-            number = own.number
+            number, moves = own.number, state.moves
             try:
-                newest, first, again = self._meet(own, steps)
-                self._regroup(active, plan, first)
-                self._share(steps != newest, first, scheduler)
+                newest, first, more = self._meet(own, steps)
+                again += more
+                shared = self._shared(scheduler, plan, first)
+                self._regroup(active, shared)
+                self._adopt(shared, scheduler if steps != newest else None)
                 adaptation.end()
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
@@ -117,18 +117,28 @@ class Survival:
                 if own.number == number or not _of_a_loss(other, own):
                     raise  # no other loss is the cause
                 lost += own.lost
+            if state.moves != moves:  # what this rank holds is of that step
+                steps = newest
 
-    def _refused(self) -> str:
+    def _refused(self, adaptation: Adaptation) -> str:
         """Why what is left is not what one device would have; empty where it is."""
-        execution, plan = self._execution, self._execution.active.plan
+        execution, active = self._execution, self._execution.active
+        plan, step = active.plan, active.step
+        attributes = step.opaque and bool({*step.changed} - execution.model.buffers.keys())
         faults = {
-            "the lost rank's rows of a carry are gone": execution.options.carry is not None,
+            "a lost rank's rows of a carry are gone": execution.options.carry is not None,
             f"@synchronisation={plan.synchronisation} is not kept up without a rank so far":
                 plan.sync.alone or bool(plan.sync.late or plan.sync.servers),
+            "what a lost rank owed of @compression is gone": plan.compressed,
             f"@schedule={plan.schedule} has no flush": bool(plan.kept),
+            "the noise scale is of ranks that are lost": execution.options.noise_scale,
+            "batches that change are not kept up without a rank so far":
+                adaptation.batches is not None,
+            "an untraced forward has changed attributes": attributes,
             "a GPU's collectives are not left so far": execution.world.backend != "gloo",
         }  # fmt: skip
-        return next((why for why, found in faults.items() if found), "")
+        why = next((why for why, found in faults.items() if found), "")
+        return why and f"{why}: go on with the newest checkpoint, --resume"
 
     def _meet(self, own: Member, steps: int) -> tuple[int, int, int]:
         """Meets the ranks that are left. The step behind which they go on, the first of those who
@@ -138,10 +148,12 @@ class Survival:
         execution.lose()
         for name, x in self._before.items():
             execution.model.buffers[name].copy_(x)
+        self._before.clear()
         world.leave()
         generation = own.next()
-        world.enter(generation)
+        state.renumber(generation.before)
         execution.planning.survive(generation.before)
+        world.enter(generation)
         table = world.everyone.all_gather_json([-1 if state.torn else steps, state.moves])
         if len({moves for _, moves in table}) > 1:
             raise RuntimeError(
@@ -149,39 +161,42 @@ class Survival:
                 "on with the newest checkpoint, --resume"
             )
         steps_of = [int(n) for n, _ in table]
-        newest = self._newest(generation.before, steps_of)
+        newest = self._newest(steps_of)
         return newest, steps_of.index(newest), max(steps_of) - newest
 
-    def _regroup(self, active: ActivePlan, plan: Plan, first: int) -> None:
-        """The plan of before, as rank `first` had it, where it fits the ranks that there are."""
-        own = self._execution.world.everyone.broadcast_json(str(plan), first)
-        try:
-            self._execution.regroup(active.step, Plan.parse(own))
-        except ValueError:
-            self._execution.regroup(active.step, Plan(LayoutSpec("data")))
-
-    def _share(self, behind: bool, first: int, scheduler: Scheduler | None) -> None:
-        """What is no tensor comes from the first rank that held the step. behind: this one did
-        not."""
-        known = None if scheduler is None else to_json(scheduler.state_dict(), "the scheduler")
-        places = [place.to_dict() for place in self._loaders.committed]
-        known, places = self._execution.world.everyone.broadcast_json([known, places], first)
-        if scheduler is not None and behind:
-            learning_rate.resume(scheduler, from_json(known, "scheduler"))
-        self._loaders.go_on(map(Cursor.from_dict, places))
-
-    def _newest(self, before: Sequence[int], steps: Sequence[int]) -> int:
+    def _newest(self, steps: Sequence[int]) -> int:
         """The last step that ranks hold whole, whose parts count from now on. steps: of each."""
-        missing = ""
+        missing = "the state"
         for newest in sorted({*steps} - {-1}, reverse=True):
             holders = [rank for rank, held in enumerate(steps) if held == newest]
-            missing = self._execution.state.survive(before, holders)
+            missing = self._execution.state.count(holders)
             if not missing:
                 return newest
         raise RuntimeError(
-            f"what a lost rank held of {missing} is on no other one: go on with the newest "
-            "checkpoint, --resume"
+            f"the ranks that are left do not hold {missing} whole at any step (they are behind "
+            f"steps {steps}): go on with the newest checkpoint, --resume"
         )
+
+    def _shared(self, scheduler: Scheduler | None, plan: Plan, first: int) -> Any:
+        """What is no tensor, of the first rank that holds the step: plan, scheduler, places."""
+        everyone, own = self._execution.world.everyone, None
+        if everyone.index == first:
+            known = None if scheduler is None else to_json(scheduler.state_dict(), "the scheduler")
+            own = [str(plan), known, [place.to_dict() for place in self._loaders.committed]]
+        return everyone.broadcast_json(own, first)
+
+    def _regroup(self, active: ActivePlan, shared: Any) -> None:
+        """The plan of before, where it fits the ranks that there are."""
+        try:
+            self._execution.regroup(active.step, Plan.parse(shared[0]))
+        except ValueError:
+            self._execution.regroup(active.step, Plan(LayoutSpec("data")))
+
+    def _adopt(self, shared: Any, behind: Scheduler | None) -> None:
+        """behind: the scheduler, where this rank did not hold the step."""
+        if behind is not None:
+            learning_rate.resume(behind, from_json(shared[1], "scheduler"))
+        self._loaders.go_on(map(Cursor.from_dict, shared[2]))
 
 
 def _of_a_loss(error: Exception, own: Member) -> bool:

@@ -136,7 +136,7 @@ class Trainer:
     @property
     def decisions(self) -> list[Decision]:
         """What the adapter has decided so far; none where it was not asked for."""
-        return [] if self.adapter is None else self.adapter.decisions
+        return self.adaptation.decisions
 
     @property
     def noise_scale(self) -> NoiseScale | None:

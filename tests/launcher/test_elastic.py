@@ -133,6 +133,8 @@ def test_fewer_ranks_than_are_asked_for_end_the_run(tmp_path: Path) -> None:
 def test_a_signal_goes_to_all_ranks(tmp_path: Path) -> None:
     body = (
         "signal.signal(signal.SIGTERM, lambda *_: (folder / ('x' + slot)).write_text('x'))\n"
+        '(folder / f"ready{slot}").touch()\n'
+        'while not all((folder / f"ready{n}").exists() for n in range(3)):\n    time.sleep(0.01)\n'
         'os.kill(os.getppid(), signal.SIGTERM) if slot == "0" else None\n'
         'while not (folder / ("x" + slot)).exists():\n    time.sleep(0.01)'
     )
