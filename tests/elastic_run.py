@@ -77,6 +77,7 @@ class Faults:
         for place in ("step", "update", "evaluate", "save"):
             self.before(trainer, place, place)
         self.before(trainer._execution, "regroup", "regroup")
+        self.behind(trainer._survival, "agree", "agree-all")
         self.before(World, "enter", "enter")
         self.before(Group, "all_reduce", "sum")
         self.before(Group, "start_exchange", "exchange")
@@ -88,6 +89,15 @@ class Faults:
         def done(*args: Any, **named: Any) -> Any:
             self.at(place)
             return do(*args, **named)
+
+        setattr(owner, name, done)
+
+    def behind(self, owner: Any, name: str, place: str) -> None:
+        do: Callable[..., Any] = getattr(owner, name)
+
+        def done(*args: Any, **named: Any) -> None:
+            do(*args, **named)
+            self.at(place)
 
         setattr(owner, name, done)
 

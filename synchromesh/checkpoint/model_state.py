@@ -172,6 +172,12 @@ class ModelState:
         everywhere = all(len(h.positions) == self.world.size and not h.replica for h in its)
         return everywhere and self.LOST not in self.ranks
 
+    @property
+    def alike(self) -> bool:
+        """Whether each rank that holds something holds all."""
+        its = self.holdings.values()
+        return all(h.copies == len(self.ranks) and not h.replica for h in its)
+
     def _stepped(self, position: int | None, name: str) -> bool:
         """Whether the optimizer at `position` steps a parameter, or a part of it."""
         h = self.holdings[name]

@@ -24,6 +24,7 @@ from synchromesh.engine.pipeline import MicroBatch, PipelineWalk, Seeds, WeightC
 from synchromesh.engine.program import RankOutputs
 from synchromesh.programs.communicator import Finish
 from synchromesh.trace.capture.outputs import refuse_metrics
+from synchromesh.training import learning_rate
 from synchromesh.training.active_plan import refuse_parts
 from synchromesh.training.execution import Execution
 from synchromesh.training.filled_pipeline import FilledPipeline
@@ -128,6 +129,12 @@ class Accumulation:
             "ranks: a norm that is taken of them, as by clip_grad_norm_, is one rank's. Call "
             "trainer.clip(max_norm); what changes each entry by itself is right"
         )
+
+    def update(self, scheduler: Any) -> None:
+        """The optimizer's step, and the scheduler's."""
+        self._execution.workers.step(self._execution.losses.now.optimizer)
+        if scheduler is not None:
+            learning_rate.advance(scheduler, self.rows)
 
     def _changes(self) -> int:
         gradients = (p.grad for p in self._execution.workers.leaves.values())

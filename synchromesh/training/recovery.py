@@ -6,9 +6,9 @@ is at another counts as having nothing, and gets its parts by the moves of a swi
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from synchromesh.checkpoint.json_state import from_json, to_json
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.loaders import Loaders
+from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.launcher.generation import Loss
 from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.training import learning_rate
@@ -70,6 +71,7 @@ class Survival:
     def __init__(self, execution: Execution, loaders: Loaders) -> None:
         self._execution, self._loaders = execution, loaders
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
+        self._summed = False  # whether this rank could complete the step that goes on
 
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
@@ -77,37 +79,47 @@ class Survival:
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
+    def agree(self) -> None:
+        """All ranks can complete the step: where they hold parts of tensors, none does before. A
+        rank that is told so late completes it when it learns that another one has (`_meet`)."""
+        execution, self._summed = self._execution, True
+        if execution.world.member is not None and not execution.state.alike:
+            checked_gather(execution.world.everyone, STEP)
+
     def end_step(self) -> None:
         """The step is complete."""
+        self._summed = False
         self._before.clear()
         self._loaders.commit()
         if (own := self._execution.world.member) is not None:
             own.steps += 1
 
     def recover(
-        self, error: Exception, steps: int, scheduler: Scheduler | None, adaptation: Adaptation
+        self, error: Exception, trainer: "Recovering", complete: Callable[[], None]
     ) -> Regrouped:
-        """Behind `error` of a call that others did not end, in the step after `steps`. Raises it
-        where no rank is lost or the run is not elastic, and RuntimeError where it cannot go on."""
+        """Behind `error` of a call that others did not end. Raises it where no rank is lost or the
+        run is not elastic, and RuntimeError where it cannot go on. complete: what makes a step
+        complete whose gradients are summed."""
         began, own, state = time.monotonic(), self._execution.world.member, self._execution.state
         if own is None or not _of_a_loss(error, own):
             raise error
-        if why := self._refused(adaptation):
+        if why := self._refused(trainer.adaptation):
             own.refuse(why)
             raise RuntimeError(f"{message(error)}; the run ends: {why}") from error
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active, plan = self._execution.active, self._execution.plan
-        lost, newest, again = list[Loss](), steps, 0
+        lost, newest, again = list[Loss](), trainer.steps, 0
         while True:
             number, moves = own.number, state.moves
             try:
-                newest, first, more = self._meet(own, steps)
+                newest, first, more = self._meet(own, trainer, complete)
                 again += more
-                shared = self._shared(scheduler, plan, first)
+                shared = self._shared(trainer.scheduler, plan, first)
                 self._regroup(active, shared)
-                self._adopt(shared, scheduler if steps != newest else None)
-                adaptation.end()
+                self._adopt(shared, trainer.scheduler if trainer.steps != newest else None)
+                trainer.steps = newest
+                trainer.adaptation.end()
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
                 return Regrouped(newest, size, in_force, tuple(lost), took, again)
@@ -118,7 +130,7 @@ class Survival:
                     raise  # no other loss is the cause
                 lost += own.lost
             if state.moves != moves:  # what this rank holds is of that step
-                steps = newest
+                trainer.steps = newest
 
     def _refused(self, adaptation: Adaptation) -> str:
         """Why what is left is not what one device would have; empty where it is."""
@@ -140,21 +152,28 @@ class Survival:
         why = next((why for why, found in faults.items() if found), "")
         return why and f"{why}: go on with the newest checkpoint, --resume"
 
-    def _meet(self, own: Member, steps: int) -> tuple[int, int, int]:
+    def _meet(
+        self, own: Member, trainer: "Recovering", complete: Callable[[], None]
+    ) -> tuple[int, int, int]:
         """Meets the ranks that are left. The step behind which they go on, the first of those who
         hold it, and how many steps are made again."""
         execution, world, state = self._execution, self._execution.world, self._execution.state
         world.cut()
         execution.lose()
-        for name, x in self._before.items():
-            execution.model.buffers[name].copy_(x)
-        self._before.clear()
         world.leave()
         generation = own.next()
         state.renumber(generation.before)
         execution.planning.survive(generation.before)
         world.enter(generation)
-        table = world.everyone.all_gather_json([-1 if state.torn else steps, state.moves])
+        steps = [int(n) for n in world.everyone.all_gather_json(trainer.steps)]
+        if self._summed and max(steps) > trainer.steps:
+            complete()
+        for name, x in self._before.items():
+            execution.model.buffers[name].copy_(x)
+        self._before.clear()
+        self._summed = False
+        here = -1 if state.torn else trainer.steps
+        table = world.everyone.all_gather_json([here, state.moves])
         if len({moves for _, moves in table}) > 1:
             raise RuntimeError(
                 "another rank was lost while state moved, and ranks hold parts of two plans: go "
@@ -197,6 +216,14 @@ class Survival:
         if behind is not None:
             learning_rate.resume(behind, from_json(shared[1], "scheduler"))
         self._loaders.go_on(map(Cursor.from_dict, shared[2]))
+
+
+class Recovering(Protocol):
+    """What a recovery changes of a trainer."""
+
+    steps: int
+    scheduler: Scheduler | None
+    adaptation: Adaptation
 
 
 def _of_a_loss(error: Exception, own: Member) -> bool:

@@ -247,9 +247,11 @@ class Trainer:
         """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
         self._accumulation.warn_of_parts(self.steps)
-        self.workers.step(self._execution.losses.now.optimizer)
-        if self.scheduler is not None:
-            learning_rate.advance(self.scheduler, self._accumulation.rows)
+        self._survival.agree()
+        self._complete()
+
+    def _complete(self) -> None:
+        self._accumulation.update(self.scheduler)
         self.steps += 1
         self._survival.end_step()
         self.steps_to_come -= self.steps_to_come > 1
@@ -257,7 +259,7 @@ class Trainer:
         self._accumulation = Accumulation(self._execution)
         self.planning.memory.relieve(self.steps)
 
-    # Evaluation and data
+    # Evaluation, data, plans and state
 
     def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
         """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}; with
@@ -289,8 +291,6 @@ class Trainer:
         if isinstance(batch_size, str):
             self.adaptation.sizes(loader, self.scheduler).choose(batch_size)
         return loader
-
-    # Plans and state
 
     def switch(self, plan: Plan | str) -> Moved:
         """Shifts to another plan between two steps; state moves over the network. One device stays
@@ -386,9 +386,9 @@ class Trainer:
 
     def recover(self, error: Exception) -> Regrouped:
         """Goes on without ranks that are lost, behind `error` of a call (`Survival.recover`)."""
-        recovery = self._survival.recover(error, self.steps, self.scheduler, self.adaptation)
-        self.steps, self._accumulation = recovery.from_step, Accumulation(self._execution)
-        return recovery
+        regrouped = self._survival.recover(error, self, self._complete)
+        self._accumulation = Accumulation(self._execution)
+        return regrouped
 
     def _check_method(self, method: str) -> None:
         checked_gather(self.world.everyone, method)
