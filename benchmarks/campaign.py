@@ -71,7 +71,7 @@ def ranks_of(launching: int) -> list[int]:
 
 
 def apart(found: dict[str, Any], plain: dict[str, Any]) -> float:
-    """The largest difference of losses and parameters."""
+    """The largest difference of losses and parameters. KeyError where one has others."""
     pairs = [*zip(found["losses"], plain["losses"], strict=True)]
     for name, value in found["parameters"].items():
         pairs += zip(flat(value), flat(plain["parameters"][name]), strict=True)

@@ -6,8 +6,7 @@ A rank and its launcher speak over a unix socket of the launcher's folder, a lin
               {"step": 7}                     lives, and has done so many steps
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
-              {"lost": [{...}]}               leave your groups, and be ready for the next
-              {"end": "why"}                  there is none"""
+              {"lost": [{...}]}               leave your groups, and be ready for the next"""
 
 import json
 import socket

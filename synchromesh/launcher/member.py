@@ -27,7 +27,7 @@ TUNING = MemberTuning()
 
 
 class NoGeneration(RuntimeError):
-    """The run cannot go on without the ranks that are lost."""
+    """There is none: the launcher has ended."""
 
 
 class Member:
@@ -94,9 +94,6 @@ class Member:
                 self._next.put(of_plain(Generation, message["generation"], "generation"))
             case {"lost": list(losses)}:
                 self._losses += [of_plain(Loss, loss, "lost") for loss in losses]
-                self._told.set()
-            case {"end": str(why)}:
-                self._next.put(why)
                 self._told.set()
 
 

@@ -178,12 +178,8 @@ class Loop:
     def _epoch(self) -> None:
         """The rest of the current epoch, its validation and its checkpoint."""
         self._grow()
-        epoch, self.trained, self.since_best = (
-            self.loader.cursor.epoch + 1,
-            0,
-            (self.since, self.best),
-        )
-        self.before = len(self.losses)
+        epoch, self.trained, self.before = self.loader.cursor.epoch + 1, 0, len(self.losses)
+        self.since_best = self.since, self.best
         self.emit(events.EpochStarted(epoch, self.loader.done, self.loader.batches))
         self.began, self.aside = time.monotonic(), 0.0
         parts = self._steps_of, self._end_steps, self._validate, self._save_epoch

@@ -32,9 +32,9 @@ Scheduler = LRScheduler | learning_rate.ScaledRate
 
 @dataclass(frozen=True)
 class Regrouped:
-    """A generation of an elastic run that has begun behind `from_step`. seconds: from the failed
-    call until the plan is in force; lost_steps: that are made again, the interrupted one left
-    out."""
+    """A generation of an elastic run that has begun behind `from_step`. recovered_seconds: from
+    the failed call until the plan is in force. lost_steps: that are made again, the interrupted
+    one left out."""
 
     from_step: int
     ranks: int
@@ -90,8 +90,8 @@ class Survival:
         """The step is complete."""
         self._summed = False
         self._before.clear()
-        self._loaders.commit()
         if (own := self._execution.world.member) is not None:
+            self._loaders.commit()
             own.steps += 1
 
     def recover(
