@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import synchromesh as sm
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World
+from synchromesh.launcher.generation import SLOT
 from synchromesh.training import events
 from synchromesh.training.fit import fit
 
@@ -66,18 +68,18 @@ class Faults:
     def __init__(self, words: Sequence[str], begun: Path) -> None:
         self.begun = begun
         split = [word.split(":") for word in words]
-        own = os.environ["LOCAL_RANK"]
+        own = os.environ[SLOT]
+        self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
         self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
         self.trainer: sm.Trainer | None = None
         self.result: dict[str, Any] = {}
         self.seconds: list[float] = []  # of steps
 
     def install(self, trainer: sm.Trainer) -> None:
-        self.trainer = trainer
         for place in ("step", "update", "evaluate", "save"):
             self.before(trainer, place, place)
-        self.before(trainer._execution, "regroup", "regroup")
-        self.behind(trainer._survival, "agree", "agree-all")
+        self.before(trainer._execution, "shift", "regroup")
+        self.behind(trainer.survival, "agree", "agree-all")
         self.before(World, "enter", "enter")
         self.before(Group, "all_reduce", "sum")
         self.before(Group, "start_exchange", "exchange")
@@ -102,15 +104,27 @@ class Faults:
         setattr(owner, name, done)
 
     def at(self, place: str) -> None:
+        self.wait(place)
         if self.trainer is not None and (self.trainer.steps, place) in self.mine:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trainer is not None and (self.trainer.steps, f"{place}!") in self.mine:
             self.mine.remove((self.trainer.steps, f"{place}!"))
             raise RuntimeError("connection with rank 9 lost: it has ended")
 
+    def wait(self, place: str) -> None:
+        """Behind these steps until there are as many ranks: `*:STEPS:waitRANKS`."""
+        if self.trainer is None or place != "behind":
+            return
+        for steps, ranks in self.waits:
+            if steps == self.trainer.steps and self.trainer.world.size < ranks:
+                own = self.trainer.world.member
+                while own is not None and not own.told:
+                    time.sleep(0.01)
+
     def take(self, event: events.FitEvent) -> None:
         match event:
             case events.Started(trainer):
+                self.trainer = trainer
                 if self.mine:
                     self.install(trainer)
                 self.begun.touch()

@@ -38,6 +38,7 @@ class ModelState:
         self._all: tuple[int, ...] | None = None  # where not all of them count
         self.moves = 0  # that are over
         self.torn = False  # whether one that changes this rank's parts was left in the middle
+        self.placed_by = "", world.size  # the plan of `holdings`, and of how many devices
         everywhere = Layout(world.size, 1)
         self.holdings = {
             n: Holding(d, everywhere, REPLICATED_PARTIAL_GRADIENT)
@@ -54,9 +55,13 @@ class ModelState:
         everyone = range(self.world.size)
         return tuple(holding.boxes(ranks.index(r)) if r in ranks else () for r in everyone)
 
-    def move(self, holdings: Mapping[str, Holding], groups: PlanGroups) -> TransferStats:
-        """Brings every tensor to where `holdings` says on the ranks of `groups`. Tensors on the
-        meta device stay there: `start` places them."""
+    def move(
+        self, holdings: Mapping[str, Holding], groups: PlanGroups, plan: str
+    ) -> TransferStats:
+        """Brings every tensor to where `holdings` of `plan` says on the ranks of `groups`. Tensors
+        on the meta device stay there: `start` places them."""
+        if self.world.rank not in self.ranks:
+            self._drop()
         self._spread_optimizer_state()
         moves = []
         for name, new in holdings.items():
@@ -70,7 +75,20 @@ class ModelState:
         moved = move(moves, self.world.everyone)
         self.torn, self._all, self.moves = False, None, self.moves + 1
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
+        self.placed_by = plan, self.world.size
         return moved
+
+    def _drop(self) -> None:
+        """This rank holds nothing that counts."""
+        for name in self.model.described:
+            if not (local := self.model.local(name)).is_meta:
+                self.model.place(name, local.new_empty(local_shape((), local.dim())))
+        self.optimizer.state.clear()
+
+    def come(self, holdings: Mapping[str, Holding], ranks: Sequence[int], moves: int) -> None:
+        """This rank comes to others that hold all of it; what it has does not count."""
+        self.holdings, self.ranks, self.moves = dict(holdings), tuple(ranks), moves
+        self.firsts, self._all = frozenset(), None
 
     def renumber(self, before: Sequence[int]) -> None:
         """The world has other ranks; before: which each was. All that are there count again."""

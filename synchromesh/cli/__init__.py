@@ -11,6 +11,7 @@ from synchromesh.cli import (
     compare,
     doctor,
     efficiency,
+    elastic,
     explain,
     lab,
     plan,
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "path/to/file.py:function, a function that returns a synchromesh.Workload.",
     )
     option("--version", action="version", version=f"synchromesh {VERSION}")(top)
-    commands(*(module.COMMAND for module in COMMANDS))(top)
+    commands(*(module.COMMAND for module in COMMANDS), elastic.JOIN, elastic.STATUS)(top)
     return top
 
 

@@ -25,6 +25,12 @@ def inside() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def forget() -> None:
+    """This process is no rank, whatever has started it."""
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(variable, None)
+
+
 def refuse_inside(command: str, what: str) -> None:
     """ValueError where this process is a rank already; `what` the command starts on its ranks."""
     if inside():
@@ -94,24 +100,15 @@ def start(command: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> i
     """Runs `command` on local ranks, reports the first failure, returns the exit code."""
     from synchromesh.launcher.launcher import launch  # imports torch
 
-    return _ended(launch(command, ranks, forks=forks))
+    return ended(launch(command, ranks, forks=forks))
 
 
 def again(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
     return start(["-m", "synchromesh", *words], ranks, forks)
 
 
-def surviving(words: Sequence[str], ranks: int, forks: Sequence["Fork"] = ()) -> int:
-    """As `again`, but ranks that are lost are told, and the others go on."""
-    from synchromesh.launcher import elastic  # imports torch
-
-    def say(text: str) -> None:
-        print(f"synchromesh: {text}", file=sys.stderr, flush=True)
-
-    return _ended(elastic.launch(["-m", "synchromesh", *words], ranks, say, forks=forks))
-
-
-def _ended(ending: "Ending") -> int:
+def ended(ending: "Ending") -> int:
+    """Reports a failure; the exit code."""
     sys.stdout.flush()
     if ending.failure is not None:
         print(ending.failure, file=sys.stderr, flush=True)

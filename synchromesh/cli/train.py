@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synchromesh.cli import options, ranks
+from synchromesh.cli import elastic, options, ranks
 from synchromesh.cli.command import command, either, option
 from synchromesh.launcher.generation import SOCKET
 from synchromesh.launcher.rank import launched
@@ -36,22 +36,9 @@ def span(text: str) -> tuple[int, int]:
     return steps
 
 
-def hosts(text: str) -> tuple[int, int]:
-    """The least and the most number of hosts of an elastic run: `1:1`."""
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no range of hosts: give the least number and the most, as 1:1"
-        )
-    if int(least) > 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: there is one host, and at least {least} are asked for; other hosts cannot "
-            "join a run so far: give 1:1"
-        )
-    return int(least), int(most)
-
-
 def main(args: argparse.Namespace) -> int:
+    if args.coordinator and SOCKET not in os.environ:
+        ranks.forget()  # srun or the lab has started one process on each host: its launcher
     asked = Asked.of(args)
     if ranks.inside():
         if args.elastic and SOCKET not in os.environ and ranks.first():
@@ -64,14 +51,17 @@ def main(args: argparse.Namespace) -> int:
 
         return train(asked.job(), args.out if args.json else None)
     count = options.processes(args.nproc)
-    options.check_degrees(asked.plan, count)
+    elastic.check(args)
+    if args.coordinator is None:
+        options.check_degrees(asked.plan, count)
     with ranks.forked(count, "synchromesh.cli.training") as forks:
         job = asked.job()
         made = job.folder.make()
         try:
             words = [*args.words, "--output", str(job.folder.path)]
-            start = ranks.surviving if args.elastic else ranks.again
-            return start(words, count, forks)
+            if args.elastic:
+                return elastic.start(args, words, count, forks, job.folder.checkpoints)
+            return ranks.again(words, count, forks)
         finally:
             run_folder.remove_empty(made)
 
@@ -112,9 +102,7 @@ COMMAND = command(
            "decays, as far as memory and data allow; then the rate is lowered"),
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
-    option("--elastic", type=hosts, metavar="MIN:MAX",
-           help="go on under a plan over the ranks that are left, where one is killed or falls "
-           "silent; of so many hosts (1:1 so far: of this one)"),
+    *elastic.of_train(),
     option("--noise-scale", action="store_true",
            help="measure the gradient noise scale, a number of rows, in so many steps that it "
            "takes 1 %% of their time"),

@@ -139,13 +139,14 @@ class _Report:
         )
         if job.rate is not None and job.rate.rule != "none":
             self.display.say(str(job.rate))
-        self._predict(trainer)
+        if not trainer.world.alone:
+            self._predict(trainer)
         if not event.more:
             self.display.say(self._nothing_left(trainer.steps, event.epochs))
 
     def _takes_over(self, trainer: Trainer) -> bool:
         """Whether this rank speaks from now on, as the one that did is lost."""
-        if trainer.rank or self.display.shown:
+        if trainer.rank or trainer.world.alone or self.display.shown:
             return False
         rank.speak()
         self.display.take_over()
@@ -304,7 +305,7 @@ class _Report:
             if self.job.tensorboard:
                 self.board = TensorBoard(self.folder.path / "tensorboard")
         self._note_plan(self.trainer)
-        self._log(logged.RanksLost.saying(event.to_dict()))
+        self._log(logged.RanksRegrouped.saying(event.to_dict()))
         self._log(layout_in_force(self.trainer))
         if self.watch is not None:
             self.watch.close()

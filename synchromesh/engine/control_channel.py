@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from synchromesh.launcher.generation import ADDRESS
 from synchromesh.launcher.machine import boot, namespace
 from synchromesh.values.caution import caution
 
@@ -256,10 +257,11 @@ def connected(everyone: Reachable, timeout: timedelta) -> ControlChannel | None:
     listener, port, key = None, 0, secrets.token_hex(16)
     if everyone.index == 0:
         with suppress(OSError):  # no port is free, or none may be had: then nobody connects
-            listener = _listener(local)
+            listener = _listener(local, os.environ.get(ADDRESS, ""))
             port = listener.getsockname()[1]
-    port, key = everyone.all_gather_json([port, key])[0]
-    address = "127.0.0.1" if local else os.environ.get("MASTER_ADDR", "")
+    of_rank = os.environ.get(ADDRESS) or os.environ.get("MASTER_ADDR", "")
+    port, key, address = everyone.all_gather_json([port, key, of_rank])[0]
+    address = "127.0.0.1" if local else address
     try:
         if listener is not None:
             _accept(listener, links, key, everyone.size)
@@ -287,8 +289,11 @@ def _warn(others: Sequence[int], address: str, port: int) -> None:
     )
 
 
-def _listener(local: bool) -> socket.socket:
-    """On a port of this host alone, or of all addresses, IPv6 too where it is to be had."""
+def _listener(local: bool, address: str) -> socket.socket:
+    """On a port of this host alone, or at its address, or at all of them where none is known, IPv6
+    too where it is to be had."""
+    if not local and address:
+        return socket.create_server((address, 0), backlog=LIMITS.ranks)
     if not local and socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(

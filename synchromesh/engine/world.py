@@ -35,6 +35,7 @@ class World:
         self.choices: dict[tuple[int, ...], str] = {}  # how a group's reduce-scatter is done
         self.control: ControlChannel | None = None
         self.member: Member | None = None  # of an elastic run
+        self.alone = False  # until this rank comes to the others of a run that goes on
         self._connections, self._left = Connections(), False
         self._groups: dict[tuple[tuple[int, ...], str], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
@@ -53,10 +54,10 @@ class World:
             world = cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
             return world.connect()
         if (own := member()) is not None:
-            first = own.next()
-            world = cls(0, 1, device_of(device, first.rank), timeout, owner=True)
-            world.member, own.cut = own, world._connections.cut
-            return world.enter(first)
+            first = own.begin()
+            world = cls(0, 1, device_of(device, own.slot), timeout, owner=False)
+            world.member, own.cut, world.alone = own, world._connections.cut, first is None
+            return world if first is None else world.enter(first)
         here = rendezvous.place()
         if here is None or here.size == 1:
             return cls(0, 1, device_of(device, 0), timeout, owner=False)
@@ -79,7 +80,7 @@ class World:
     def enter(self, generation: Generation) -> "World":
         """Meets the ranks of a generation; all call alike. An error where another one is lost."""
         self.rank, self.size, self._owner = generation.rank, generation.size, generation.size > 1
-        self._left = False
+        self._left = self.alone = False
         if self.size == 1:
             return self
         with self._connections.noted():

@@ -1,9 +1,10 @@
-"""The launcher of an elastic run: the ranks of a host, of which some may be lost.
+"""The launcher of an elastic run on one host: its ranks, of which some may be lost.
 
-It starts and watches its ranks, and serves the store by which those of a generation find each
-other. A rank that a signal ends, or that is silent, is lost: all others hear of it at once, leave
-what they wait for (engine/connections.py), and meet again in the next generation. A rank that
-fails with an error of its own ends the run, for the others would fail alike."""
+It starts and watches its ranks, tells of them, and does what the coordinator decides
+(coordinator.py). A rank that a signal ends, or that is silent, is lost: all others leave what they
+wait for (engine/connections.py), and meet again in the next generation; it is started anew, builds
+what it needs while they train, and comes to them. A rank that fails with an error of its own ends
+the run, for the others would fail alike."""
 
 import os
 import selectors
@@ -14,27 +15,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals
 from signal import signal as handle
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from torch._C._distributed_c10d import TCPStore
-
+from synchromesh.launcher import coordinator
+from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders, Seat
 from synchromesh.launcher.forks import Fork
-from synchromesh.launcher.generation import SOCKET, Generation, Loss, Wire
+from synchromesh.launcher.generation import ADDRESS, SLOT, SOCKET, Wire
 from synchromesh.launcher.launcher import (
     RANK,
     TUNING,
     Ending,
+    Failure,
     environment,
     failure_of,
     stop_of_a_rank,
 )  # fmt: skip
 from synchromesh.launcher.scratch import scratch
-from synchromesh.values.fields import to_plain
+from synchromesh.launcher.slot import Process, Slot, kill
+from synchromesh.values.fault import Fault
 
-Process = Fork | subprocess.Popen[bytes]
 STOPS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 LOCAL = "127.0.0.1"
 
@@ -45,80 +47,109 @@ class ElasticTuning:
 
     silent: float = 4.0  # without a word of life
     away: float = 1.0  # between two looks of the launcher: then it was away itself
-    meet: float = 300.0  # for all to come to a generation, once the first has; as of a collective
+    twice: float = 1.0  # between two signals that are one
+    restarts: int = 3  # of a rank without a step in between
+    again: float = 1.0  # until a rank is started anew; twice as long each time without a step
 
 
 LIMITS = ElasticTuning()
 
 
-@dataclass
-class _Slot:
-    """The place of one process, which may be a rank of every generation."""
-
-    process: Process
-    rank: int
-    line: Wire | None = None
-    ready: int = -1  # left all generations up to this one
-    heard: float = 0.0
-    code: int | None = None
-    survived: bool = False  # lost, and the others go on
+class Coordination(Protocol):
+    """Tells the coordinator of this host, and what it has decided last. leads: whether this host
+    is its, with which the run ends."""
 
     @property
-    def unheard(self) -> float:
-        """Seconds without a word."""
-        return time.monotonic() - self.heard
+    def leads(self) -> bool: ...
+
+    def __call__(self, state: HostRanks) -> Orders: ...
+
+    @property
+    def over(self) -> bool:
+        """Whether this host may go, whose ranks have ended."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class OneHost:
+    """The one host of a run."""
+
+    coordinator: Coordinator
+    over: ClassVar = True
+    leads: ClassVar = True
+
+    def __call__(self, state: HostRanks) -> Orders:
+        return self.coordinator.decide([state])
+
+    def close(self) -> None:
+        self.coordinator.close()
 
 
 @dataclass
-class Supervisor:
-    """The ranks of this host. least: of ranks with which the run goes on."""
+class LocalRanks:
+    """The ranks of this host. start: the process of a slot in a place. restarts: of one rank, as
+    long as no step is done."""
 
-    slots: list[_Slot]
+    name: str
+    ranks: int
+    start: Callable[[int, int], Process]
     listener: socket.socket
-    least: int
+    coordination: Coordination
     grace: float
     say: Callable[[str], None]
-    number: int = 0  # of the generation
-    store: TCPStore | None = None
+    restarts: int = 0
+    slots: list[Slot] = field(default_factory=list)
+    orders: Orders = field(default_factory=Orders)
     stop: Signals | None = None
     refused: bool = False  # whether it ends without the ranks that are lost
+    failed: str = ""  # what ends the run
     killed: bool = False  # whether ranks are being ended
+    leaves: bool = False  # this host would leave
+    left: bool = False  # it has
     codes: dict[int, int] = field(default_factory=dict)  # of those that had ended then
     deadline: float = float("inf")
     looked: float = 0.0  # when it did last
-    met: float = field(default_factory=time.monotonic)  # when nobody waited for others
+    asked: float = 0.0  # to stop, the last time
+    started: int = 0  # processes
+    waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
+    tries: dict[int, tuple[int, int]] = field(default_factory=dict)  # of places: steps and starts
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
-    def _places(self) -> range:
-        return range(len(self.slots))
-
-    @property
-    def _gone(self) -> list[_Slot]:
-        """Those that have ended in this generation."""
-        return [slot for slot in self.slots if slot.code is not None and not slot.survived]
-
-    @property
-    def live(self) -> list[_Slot]:
+    def live(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.code is None]
 
     def run(self) -> dict[int, int]:
         """Until all ranks have ended; exit codes of those whose end matters, by rank."""
         self.links.register(self.listener, selectors.EVENT_READ, None)
-        while self.live:
+        self.waiting = dict.fromkeys(range(self.ranks), 0.0)
+        while self.live or self.waiting or not (self.killed or self.coordination.over):
+            self._start()
             for key, _ in self.links.select(TUNING.poll):
                 if key.fileobj is self.listener:
                     self._greet()
                 else:
                     self._hear(key.data)
             self._watch()
-            self._go_on()
+            self._obey(self.coordination(self.state()))
             if time.monotonic() > self.deadline:
                 self.kill()
         return self.codes or self._ended()
 
+    def state(self) -> HostRanks:
+        states = tuple(slot.state() for slot in self.slots)
+        return HostRanks(self.name, states, self.failed, self.leaves)
+
+    def _start(self) -> None:
+        """The processes whose time has come."""
+        for place in [p for p, when in self.waiting.items() if when <= time.monotonic()]:
+            del self.waiting[place]
+            self.slots.append(Slot(self.started, place, self.start(self.started, place)))
+            self.slots[-1].rank, self.started = self.started, self.started + 1
+
     def _ended(self) -> dict[int, int]:
-        return {slot.rank: slot.code for slot in self._gone if slot.code is not None}
+        return {slot.rank: slot.code for slot in self.slots if slot.code is not None}
 
     def _greet(self) -> None:
         link, _ = self.listener.accept()
@@ -128,14 +159,15 @@ class Supervisor:
         try:
             for message in line.received():
                 match message:
-                    case {"slot": int(number), "ready": int(ready)} if number in self._places:
-                        self.slots[number].line, self.slots[number].ready = line, ready
+                    case {"slot": int(number)}:
+                        for slot in self.slots:
+                            slot.line = line if slot.number == number else slot.line
                     case {"refused": str(why)} if not self.refused:
                         self.refused = True
                         self.say(f"the run ends: {why}")
                 for slot in self.slots:
                     if slot.line is line:
-                        slot.heard = time.monotonic()
+                        slot.hear(message)
         except EOFError:
             self.links.unregister(line.link)
             line.close()
@@ -146,72 +178,74 @@ class Supervisor:
         if self.looked - before > LIMITS.away:
             for slot in self.live:
                 slot.heard = self.looked
-        lost: dict[int, str] = {}
-        late = self._late()
         for slot in self.live:
-            silent = slot.line is not None and slot.unheard > LIMITS.silent
-            if (silent or late is slot) and not self.killed:
-                _kill(slot.process)
-                slot.process.wait()
-                lost[slot.rank] = (
-                    f"has been silent for {LIMITS.silent:.0f} s" if silent else
-                    f"did not come to where the others meet within {LIMITS.meet:.0f} s"
-                )  # fmt: skip
+            if slot.line is not None and slot.unheard > LIMITS.silent and not self.killed:
+                slot.kill(f"has been silent for {LIMITS.silent:.0f} s")
             slot.code = slot.process.poll()
             if slot.code is None or self.killed:
                 continue
-            _kill(slot.process)  # what it has started
+            kill(slot.process)  # what it has started
             if slot.code < 0:
-                lost.setdefault(slot.rank, f"was killed by {Signals(-slot.code).name}")
+                slot.why = slot.why or f"was killed by {Signals(-slot.code).name}"
+                self._start_again(slot)
             elif slot.code > 0:
+                self.failed = f"rank {slot.rank} of host {self.name} failed"
                 self.end(TUNING.end)
-        if lost and not self.killed:
-            self._lose(lost)
 
-    def _late(self) -> _Slot | None:
-        """One for whom others have waited too long."""
-        away = [slot for slot in self.live if slot.ready < self.number]
-        if not away or len(away) == len(self.live):
-            self.met = self.looked
-        return away[0] if self.looked - self.met > LIMITS.meet else None
+    def _start_again(self, slot: Slot) -> None:
+        """Behind a pause, unless it was done too often without a step."""
+        steps = max((s.steps for s in self.slots), default=0)
+        before, count = self.tries.get(slot.place, (-1, 0))
+        count = count + 1 if steps == before else 1
+        self.tries[slot.place] = steps, count
+        if count <= self.restarts and self.stop is None and not self.leaves:
+            self.waiting[slot.place] = time.monotonic() + LIMITS.again * 2 ** (count - 1)
 
-    def _lose(self, lost: Mapping[int, str]) -> None:
-        """lost: what became of which ranks."""
-        if len(self.live) < self.least:
-            return self.end(TUNING.end)
-        gone = [s for s in self._gone if s.rank in lost]
-        losses = [Loss(s.rank, lost[s.rank], round(s.unheard, 3)) for s in gone]
-        self.say("; ".join(map(str, losses)))
-        for slot in self.live:
-            if slot.line is not None:
-                slot.line.send({"lost": to_plain(losses)})
-
-    def _go_on(self) -> None:
-        """The next generation, once all that live have left the one before."""
-        live = sorted(self.live, key=lambda slot: slot.rank)
-        if self.killed or not live or any(slot.ready < self.number for slot in live):
+    def _obey(self, orders: Orders) -> None:
+        if self.killed:
             return
-        before = tuple(slot.rank for slot in live)
-        with socket.create_server((LOCAL, 0)) as server:
-            port = server.getsockname()[1]
-            self.store = TCPStore(
-                LOCAL, port, is_master=True, wait_for_workers=False,
-                master_listen_fd=server.detach(),
-            )  # fmt: skip
-        self.number += 1
-        for slot in self._gone:
-            slot.survived = True
-        for rank, slot in enumerate(live):
-            slot.rank = rank
-            if slot.line is not None:
-                own = Generation(self.number, rank, before, LOCAL, port)
-                slot.line.send({"generation": to_plain(own)})
+        self.orders = orders
+        if orders.why(self.name):
+            return self.end(TUNING.end)
+        self.slots = [s for s in self.slots if s.code is None or s.generation >= orders.number]
+        for slot in self.live:
+            slot.obey(Seat(self.name, slot.number), orders)
+            self._kill_left_behind(slot)
+        if orders.over:
+            self.waiting.clear()
+        if self.name in orders.may_go:
+            self.left = True
+            self.kill("has left")
+        elif orders.stop and all(slot.settled == orders.number for slot in self.live):
+            self._stop(SIGTERM)
+
+    def _kill_left_behind(self, slot: Slot) -> None:
+        """Ends one with whom the others do not go on."""
+        orders, seat = self.orders, Seat(self.name, slot.number)
+        had = slot.generation > 0 or (bool(slot.marks) and not orders.trains)
+        if seat in orders.late:
+            within = coordinator.LIMITS.meet
+            slot.kill(f"did not come to where the others meet within {within:.0f} s")
+        elif seat not in orders.seats and (had or orders.over):
+            slot.kill("was left behind by the others")
 
     def take(self, number: int, frame: FrameType | None = None) -> None:
-        """A signal goes to all ranks; a second one kills them."""
+        """A signal goes to all ranks, but on a host that may leave it does; a second one kills
+        them."""
+        before, self.asked = self.asked, time.monotonic()
+        if self.stop is not None or self.leaves:  # one for all processes of a job comes twice
+            return self.kill() if self.asked - before > LIMITS.twice else None
+        if not self.coordination.leads and self.orders.trains:
+            self.leaves, self.deadline = True, time.monotonic() + self.grace
+            self.waiting.clear()
+            return self.say("this host leaves when others hold what its ranks have")
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
         if self.stop is not None:
-            return self.kill()
+            return
         self.stop, self.deadline = Signals(number), time.monotonic() + self.grace
+        self.waiting.clear()
         for slot in self.live:  # which stop together, and meet before where some are lost
             with suppress(ProcessLookupError):
                 os.killpg(slot.process.pid, number)
@@ -222,46 +256,96 @@ class Supervisor:
             return
         self.killed, self.deadline = True, time.monotonic() + seconds
         self.codes = self._ended()
+        self.waiting.clear()
         for slot in self.live:
             with suppress(ProcessLookupError):
                 os.killpg(slot.process.pid, SIGTERM)
 
-    def kill(self) -> None:
+    def close(self) -> None:
+        for key in [*self.links.get_map().values()]:
+            if key.data is not None:
+                key.data.close()
+        self.links.close()
+        self.coordination.close()
+
+    def kill(self, why: str = "") -> None:
         self.killed = True
+        self.waiting.clear()
         for slot in self.live:
-            _kill(slot.process)
-            slot.process.wait()
+            slot.kill(why)
 
 
-def _kill(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, SIGKILL)
+@dataclass(frozen=True)
+class HostJob:
+    """What a host runs of an elastic run. say: is told of ranks that are lost. restarts: of a
+    rank, without a step in between. again: the command where none of a run is left."""
+
+    command: Sequence[str]
+    ranks: int
+    say: Callable[[str], None]
+    grace: int = 300
+    forks: Sequence[Fork] = ()
+    restarts: int = 0
+    again: Callable[[], Sequence[str]] | None = None
+    errors: int = 2
+
+    def run(self, name: str, address: str, coordination: Coordination) -> Ending:
+        """Until its end. name: of this host, which others reach at `address`."""
+        with scratch() as folder, _listener(folder) as listener, environment(self.ranks, folder):
+            shared = {**os.environ, SOCKET: str(folder / "elastic"), ADDRESS: address}
+            here: LocalRanks
+
+            def started(slot: int, place: int) -> Process:
+                own = folder / str(slot)
+                own.mkdir()
+                variables: dict[str, Any] = {
+                    **shared, SLOT: str(slot), "RANK": str(slot + (not coordination.leads)),
+                    "LOCAL_RANK": str(place), "WORLD_SIZE": str(self.ranks + 1),
+                    "LOCAL_WORLD_SIZE": str(self.ranks), "MASTER_ADDR": address,
+                    "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
+                }  # fmt: skip
+                return self._start(slot, variables, here.orders)
+
+            here = LocalRanks(
+                name, self.ranks, started, listener, coordination, self.grace, self.say,
+                self.restarts,
+            )  # fmt: skip
+            before = {number: handle(number, here.take) for number in STOPS}
+            try:
+                codes = here.run()
+            finally:
+                here.kill()
+                here.close()
+                for number, handler in before.items():
+                    handle(number, handler)
+            if here.left:
+                return Ending()
+            failure = failure_of(folder, codes, self.ranks, here.stop is not None)
+            if failure is None and here.stop is None and (why := here.orders.why(name)):
+                failure = Failure(0, self.ranks, 1, Fault(f"synchromesh: {why}", "", 1))
+            return Ending(failure, here.stop or stop_of_a_rank(folder))
+
+    def _start(self, slot: int, variables: Mapping[str, str], orders: Orders) -> Process:
+        anew = self.again is not None and orders.number and not orders.trains
+        words = self.again() if anew and self.again is not None else self.command
+        if slot < len(self.forks):
+            self.forks[slot].begin(words, variables)
+            return self.forks[slot]
+        return subprocess.Popen(
+            [*RANK, *words], env=variables, stderr=self.errors, start_new_session=True
+        )
 
 
 def launch(
     command: Sequence[str], ranks: int, say: Callable[[str], None], grace: int = 300,
-    forks: Sequence[Fork] = (), least: int = 1,
+    forks: Sequence[Fork] = (), least: int = 1, restarts: int = 0,
+    again: Callable[[], Sequence[str]] | None = None,
 ) -> Ending:  # fmt: skip
     """As `launcher.launch`, but the run goes on without ranks that are lost, as long as there are
-    `least`. say: is told of those."""
-    with scratch() as folder, _listener(folder) as listener, environment(ranks, folder):
-        os.environ[SOCKET] = str(folder / "elastic")
-        try:
-            slots = [
-                _Slot(_started(command, rank, ranks, folder, forks), rank) for rank in range(ranks)
-            ]
-        finally:
-            del os.environ[SOCKET]
-        host = Supervisor(slots, listener, least, grace, say)
-        before = {number: handle(number, host.take) for number in STOPS}
-        try:
-            codes = host.run()
-        finally:
-            host.kill()
-            for number, handler in before.items():
-                handle(number, handler)
-        failure = failure_of(folder, codes, ranks, host.stop is not None)
-        return Ending(failure, host.stop or stop_of_a_rank(folder))
+    `least`, and others come in their place; the rest as of `HostJob`."""
+    job = HostJob(command, ranks, say, grace, forks, restarts, again)
+    coordinator = Coordinator(LOCAL, LOCAL, say, ranks=0 if restarts else least)
+    return job.run(LOCAL, LOCAL, OneHost(coordinator))
 
 
 @contextmanager
@@ -275,19 +359,3 @@ def _listener(folder: Path) -> Iterator[socket.socket]:
             os.umask(before)
         listener.listen()
         yield listener
-
-
-def _started(
-    command: Sequence[str], rank: int, ranks: int, folder: Path, forks: Sequence[Fork]
-) -> Process:
-    own = folder / str(rank)
-    own.mkdir()
-    environment: dict[str, Any] = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": LOCAL,
-        "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
-    }  # fmt: skip
-    if forks:
-        forks[rank].begin(command, environment)
-        return forks[rank]
-    return subprocess.Popen([*RANK, *command], env=environment, start_new_session=True)

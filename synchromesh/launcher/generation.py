@@ -1,12 +1,16 @@
-"""Generations of an elastic run: which ranks there are, from one loss of a rank to the next.
+"""Generations of an elastic run: which ranks there are, from one change to the next.
 
-A rank and its launcher speak over a unix socket of the launcher's folder, a line of JSON each:
+A rank and the launcher of its host speak over a unix socket, a line of JSON each:
 
-    rank      {"slot": 2, "ready": 0}         waits for generation 1; its slot never changes
-              {"step": 7}                     lives, and has done so many steps
+    rank      {"slot": 2, "ready": 0}         has left all generations up to this one; a slot is of
+                                              one process and never changes
+              {"step": 7, "marks": {...}, "settled": 1}
+                                              lives, has done so many steps, could take part in a
+                                              run with these marks, goes on in this generation
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
-              {"lost": [{...}]}               leave your groups, and be ready for the next"""
+              {"alone": true}                 the others train already: build, and be ready then
+              {"leave": true}                 leave your groups, and be ready for the next"""
 
 import json
 import socket
@@ -17,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 SOCKET = "SYNCHROMESH_ELASTIC"  # the socket's path; set in ranks of an elastic run only
+SLOT = "SYNCHROMESH_SLOT"  # of a rank's process
+ADDRESS = "SYNCHROMESH_ADDRESS"  # of this host, at which ranks of others reach it
 
 
 @dataclass(frozen=True)
@@ -33,17 +39,29 @@ class Loss:
 
 @dataclass(frozen=True)
 class Generation:
-    """One as a rank sees it. before: of each rank, which it was in the generation before."""
+    """One as a rank sees it. before: of each rank, which it was in the generation before, or NEW:
+    it comes."""
+
+    NEW: ClassVar = -1
 
     number: int  # from 1
     rank: int
     before: tuple[int, ...]
     address: str  # of its store
     port: int
+    hosts: tuple[str, ...]  # of each rank
+    stay: int  # the first so many ranks do; the others hold nothing from now on
+    lost: tuple[Loss, ...]  # in the generation before
 
     @property
     def size(self) -> int:
         return len(self.before)
+
+    @property
+    def came(self) -> int:
+        """How many ranks have, to others that train."""
+        new = self.before.count(self.NEW)
+        return 0 if new == self.size else new
 
 
 class Wire:

@@ -89,7 +89,8 @@ def machine_of(rank: int, device: torch.device) -> Machine:
         processors=_processors(), quota=_quota(), load=os.getloadavg()[1] / (os.cpu_count() or 1),
         threads=torch.get_num_threads(), torch=torch.__version__,
         python=platform.python_version(), synchromesh=VERSION,
-        addresses=_addresses(), own_address=_own_address(),
+        addresses={n: a for n, a in addresses().items() if not a.startswith("127.")},
+        own_address=_own_address(),
         variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
     )  # fmt: skip
 
@@ -203,9 +204,9 @@ def _quota() -> float:
     return min(quotas, default=0.0)
 
 
-def _addresses() -> dict[str, str]:
+def addresses() -> dict[str, str]:
     """IPv4 addresses by interface; those that are down have none."""
-    addresses: dict[str, str] = {}
+    found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -213,10 +214,8 @@ def _addresses() -> dict[str, str]:
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
             except OSError:
                 continue
-            address = socket.inet_ntoa(answer[20:24])
-            if not address.startswith("127."):
-                addresses[name] = address
-    return addresses
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 def _own_address() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from synchromesh.launcher.generation import SOCKET, Generation, Loss, Wire
+from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire
 from synchromesh.values.fields import of_plain
 
 
@@ -37,23 +37,40 @@ class Member:
         link = socket.socket(socket.AF_UNIX)
         link.connect(path)
         self.cut: Callable[[], None] = lambda: None
+        self.slot = slot
         self.steps = 0  # done here
-        self.lost: list[Loss] = []  # what has ended the generation before
-        self._losses: list[Loss] = []  # of this one
-        self._line, self._slot = Wire(link), slot
+        self.marks: dict[str, str] = {}  # of what this rank could take part in
+        self.settled = 0  # the generation in which it goes on
+        self.lost: tuple[Loss, ...] = ()  # in the generation before
+        # of this generation: ranks that have come, hosts, ranks that stay
+        self.came = self.hosts = self.stay = 0
+        self._line = Wire(link)
         self.number = 0  # of the generation
         self._told = threading.Event()
-        self._next: queue.Queue[Generation | str] = queue.Queue()
+        self._next: queue.Queue[Generation | str | None] = queue.Queue()
         threading.Thread(target=self._run, daemon=True, name="elastic member").start()
+
+    def begin(self) -> Generation | None:
+        """The first generation of this rank; None where others train already, to which it comes
+        when it has built what it needs."""
+        self._say()
+        self._line.send({"slot": self.slot, "ready": self.number})
+        return self._taken(self._next.get())
 
     def next(self) -> Generation:
         """This rank has left its groups; the next generation. NoGeneration where there is none."""
-        self._line.send({"slot": self._slot, "ready": self.number})
-        found = self._next.get()
+        found = self.begin()
+        while found is None:  # said before it was ready
+            found = self._taken(self._next.get())
+        return found
+
+    def _taken(self, found: Generation | str | None) -> Generation | None:
         if isinstance(found, str):
             raise NoGeneration(found)
-        self.number = found.number
-        os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
+        if found is not None:
+            self.number, self.hosts, self.stay = found.number, len({*found.hosts}), found.stay
+            self.lost, self.came = found.lost, found.came
+            os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
 
     def refuse(self, why: str) -> None:
@@ -62,7 +79,7 @@ class Member:
 
     @property
     def told(self) -> bool:
-        """Whether a rank of this generation is lost."""
+        """Whether a rank of this generation is lost, or others come."""
         return self._told.is_set()
 
     def hears_of_loss(self) -> bool:
@@ -82,18 +99,21 @@ class Member:
                     self._next.put("its launcher has ended")
                     return
             else:
-                self._line.send({"step": self.steps})
+                self._say()
             if self._told.is_set():
                 self.cut()
 
+    def _say(self) -> None:
+        self._line.send({"step": self.steps, "marks": self.marks, "settled": self.settled})
+
     def _take(self, message: dict[str, object]) -> None:
         match message:
-            case {"generation": _}:  # of what was told before
-                self.lost, self._losses = self._losses, []
+            case {"generation": _}:
                 self._told.clear()
                 self._next.put(of_plain(Generation, message["generation"], "generation"))
-            case {"lost": list(losses)}:
-                self._losses += [of_plain(Loss, loss, "lost") for loss in losses]
+            case {"alone": True}:
+                self._next.put(None)
+            case {"leave": True}:
                 self._told.set()
 
 
@@ -105,4 +125,4 @@ def _member(path: str, slot: int) -> Member:
 def member(env: Mapping[str, str] = os.environ) -> Member | None:
     """Of this process, None where the run is not elastic."""
     path = env.get(SOCKET)
-    return None if path is None else _member(path, int(env["LOCAL_RANK"]))
+    return None if path is None else _member(path, int(env[SLOT]))

@@ -149,9 +149,9 @@ class LivePlanning:
             )  # fmt: skip
         return facts
 
-    def survive(self, before: Sequence[int]) -> None:
-        """The world has other ranks; before: which each was. What was measured is of others."""
-        self.memory.survive(before)
+    def regroup(self) -> None:
+        """The world has other ranks, and what was measured is of those before; all call alike."""
+        self.memory.share_limits()
         self.choice = self.profile = self._facts = None
 
     def session(self, step: Step) -> LiveSession:

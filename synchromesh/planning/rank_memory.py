@@ -1,6 +1,6 @@
 """The memory of this rank: what plans may use, and what is said and done where it is short."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class RankMemory:
         self.model, self.optimizer, self.world, self.say = model, optimizer, world, say
         self.limits: tuple[float, ...] = ()
         self.headrooms: list[Headroom] = []
-        self._asked = headroom
+        self._asked, self._mine = headroom, 0
         self._share = memory_share(world)
         self._short = False  # whether this process has ever taken most of it
         self._warned: Plan | None = None
@@ -60,15 +60,14 @@ class RankMemory:
         optimizer's: others count as what planning may not use. All ranks call alike."""
         states = states_of(self.optimizer)
         present = [*self.model.parameters.values(), *self.model.buffers.values(), *states]
-        mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
-        self.limits = tuple(map(float, self.world.everyone.all_gather_json(mine)))
+        self._mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
+        self.share_limits()
+
+    def share_limits(self) -> None:
+        """Ranks, which may be others than before, tell what each may hold; all call alike."""
+        self.limits = tuple(map(float, self.world.everyone.all_gather_json(self._mine)))
         reserve = Headroom.RESERVE if self.world.device.type == "cpu" else 0
         self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]
-
-    def survive(self, before: Sequence[int]) -> None:
-        """The world has other ranks; before: which each was."""
-        self.limits = tuple(self.limits[rank] for rank in before)
-        self.headrooms = [self.headrooms[rank] for rank in before]
 
     def relieve(self, steps: int) -> None:
         """After so many steps: where this process has taken most of its memory, large tensors come

@@ -327,7 +327,7 @@ class CheckpointNotSaved(RunEvent, name="unsaved"):
     reason: str
 
 
-class RanksLost(RunEvent, name="lost"):
+class RanksRegrouped(RunEvent, name="generation"):
     from_step: Count
     hosts: Positive
     ranks: Positive

@@ -161,12 +161,11 @@ class PlanCheck:
         refuse_parts(step, plan.micro_batches)
         refuse_untraced(step, plan)
         self._refuse_asynchronous(plan, step, len(ranks))
-        stated = self._stated(plan, step)
+        stated = self._stated(plan, step, self._world.size)
         layouts = step.undivided(stated)
-        pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
-        made = known or partition(step, layouts, rows=rows, pins=pins)
+        made = known or self._partition(step, layouts)
         self._refuse_unflushed(plan, step, len(ranks), made)
-        placed = holdings(self._model.described.values(), made.placements, len(ranks), plan)
+        placed = self._holdings(plan, made, len(ranks))
         refuse_apart(plan, layouts, placed.values())
         self._refuse_optimizer(placed)
         mark = self._agreed_mark(plan, step, placed)
@@ -187,6 +186,18 @@ class PlanCheck:
             stepping = LateAgreement(agree, stage, layout, steps)
         of_components = dict(zip(step.chain.names, layouts, strict=True))
         return ActivePlan(plan, step, made, groups, of_components, placed, agree, stepping, mark)
+
+    def held(self, plan: Plan, step: Step, devices: int) -> dict[str, Holding]:
+        """Where the model's tensors lie under a plan that other ranks have, so many."""
+        made = self._partition(step, step.undivided(self._stated(plan, step, devices)))
+        return self._holdings(plan, made, len(plan.devices(devices)))
+
+    def _partition(self, step: Step, layouts: tuple[Layout, ...]) -> Partition:
+        pins = unsharded(step, layouts) if coupled(self._optimizer) else {}
+        return partition(step, layouts, rows=self._planning.rows, pins=pins)
+
+    def _holdings(self, plan: Plan, made: Partition, ranks: int) -> dict[str, Holding]:
+        return holdings(self._model.described.values(), made.placements, ranks, plan)
 
     def _refuse_asynchronous(self, plan: Plan, step: Step, ranks: int) -> None:
         """ValueError where workers would need each other within a step."""
@@ -236,11 +247,11 @@ class PlanCheck:
                 f"{why}; or write @schedule=1f1b or zero-bubble"
             )
 
-    def _stated(self, plan: Plan, step: Step) -> tuple[Layout, ...]:
+    def _stated(self, plan: Plan, step: Step, devices: int) -> tuple[Layout, ...]:
         """Each component's layout as stated. ValueError: the plan names a part of one."""
         inside = self._model.inside(step.chain.names)
         try:
-            return plan.layouts(step.chain.names, self._world.size, inside)
+            return plan.layouts(step.chain.names, devices, inside)
         except ValueError as error:
             why = step.merged or step.reason
             raise ValueError(f"{error} ({why})" if why else str(error)) from None

@@ -75,7 +75,7 @@ class Execution:
         self.workers = Workers(self.state, options.sync_batch_norm, options.by_age)
         self.sums = GradientSums(self.state, losses, options.sync_batch_norm)
         self.workers.flush = self.sums.flush
-        self._check = PlanCheck(self.state, planning, self.notices, options, losses.several)
+        self.check = PlanCheck(self.state, planning, self.notices, options, losses.several)
         self._active: ActivePlan | None = None
         self.sharding = Sharding()
         self._groups = len(optimizer.param_groups)
@@ -133,41 +133,37 @@ class Execution:
 
     # Plans
 
-    def shift(self, plan: Plan) -> TransferStats:
-        """Makes another plan the active one; ValueError where it does not fit: nothing moved."""
-        cuts, step = self.traces.cuts, self.active.step
+    def shift(self, plan: Plan, regrouped: Step | None = None) -> TransferStats:
+        """Makes another plan the active one; ValueError where it does not fit: nothing moved.
+        regrouped: the trace, on other ranks than before, whose groups are gone (`Survival`)."""
+        cuts, step = self.traces.cuts, regrouped or self.active.step
         known = None if plan.open_cuts else self.planning.solved(step, plan)
         try:
             if plan.open_cuts:
                 plan = self._cut(plan, step)
-            elif known is None and plan.cuts(self.model.paths()) != cuts:
-                step = self.traces.training_step(plan)
-            return self._adopt(plan, step, known=known, leaves=True)
+            elif known is None:
+                step = self.step_under(step, plan)
+            return self._adopt(plan, step, known=known, leaves=regrouped is None)
         except ValueError:
             self.traces.cuts = cuts
             raise
 
     def lose(self) -> None:
-        """Other ranks are lost: nothing that is under way comes any more."""
+        """Other ranks are lost, or come: nothing that is under way comes any more."""
+        self.traces.readings.mark = 0  # as of one that comes
         self.noise.abandon()
         self.sums.forget()
         self.sharding = Sharding()
         self._earlier.clear()
 
-    def regroup(self, step: Step, plan: Plan) -> TransferStats:
-        """As `shift`, on other ranks than before, whose groups are gone (`Survival`)."""
-        cuts = self.traces.cuts
-        if plan.cuts(self.model.paths()) != cuts:
-            step = self.traces.training_step(plan)
-        try:
-            return self._adopt(plan, step)
-        except ValueError:
-            self.traces.cuts = cuts
-            raise
+    def step_under(self, step: Step, plan: Plan) -> Step:
+        """The trace, or another one where the plan cuts it elsewhere."""
+        there = plan.cuts(self.model.paths()) == self.traces.cuts
+        return step if there else self.traces.training_step(plan)
 
     def stays_alone(self, plan: Plan) -> bool:
         """Whether this is one device and the plan one of several, which is told."""
-        why = self._check.lacking_devices(plan, self.active.step)
+        why = self.check.lacking_devices(plan, self.active.step)
         self.notices.once(
             why and f"the plan stays {self.active.plan}, as there is one device: {why}"
         )
@@ -186,7 +182,7 @@ class Execution:
         """Makes `plan` the active one; tensors move to their new places. Where it does not fit
         (ValueError) the one before goes on. known: its partition of `step`, where there is one.
         leaves: whether another plan is left."""
-        new = self._check.passed(plan, step, known)
+        new = self.check.passed(plan, step, known)
         if leaves:
             self.settle(states=True)
             self.workers.share_attributes(self.active)
@@ -195,7 +191,7 @@ class Execution:
         self._active = None
         self.sums.leave()
         self.sharding.drop()
-        moved = self.state.move(new.holdings, new.groups)
+        moved = self.state.move(new.holdings, new.groups, str(plan))
         if first:
             self._start()
         components = new.step.chain.components
@@ -324,8 +320,7 @@ class Execution:
     ) -> list[tuple[Any, GlobalRows]]:
         """The batch, in one part or cut so that computation and traffic overlap."""
         least = 0 if program.coupled or len(program.of) > 1 else min(rows.counts)
-        count = self.pieces.micro_batches(least)
-        if count == 1:
+        if (count := self.pieces.micro_batches(least)) == 1:
             return [(filled, rows)]
         parts, start = [], 0
         for part in rows.micro(count):

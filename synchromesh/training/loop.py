@@ -1,13 +1,12 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
-import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,11 +15,12 @@ from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
-from synchromesh.engine.batches import row_count
+from synchromesh.engine.batches import fingerprint, row_count
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
+from synchromesh.training.epoch_parts import EpochParts
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import Stop
@@ -62,6 +62,7 @@ class Loop:
     sent: int = 0  # bytes of this rank, in steps
     first: int = 0  # steps that were done before this call
     # of this epoch:
+    epoch: int = 0  # from 1
     trained: int = 0  # rows
     before: int = 0  # losses of earlier ones
     began: float = 0.0
@@ -71,8 +72,8 @@ class Loop:
     recoveries: list[Regrouped] = field(default_factory=list)
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
-    def _require_alike(self, resume: Path | None, adapt: bool) -> None:
-        """ValueError where ranks were asked for what would end, or be saved, at other steps."""
+    def _require_alike(self, resume: Path | None, adapt: bool) -> dict[str, Any]:
+        """What ranks are asked for. ValueError where it would end, or be saved, at other steps."""
         asked = {
             "the number of epochs": self.epochs, "the number of steps": self.steps,
             "the steps between checkpoints": self.checkpoint_every,
@@ -82,6 +83,19 @@ class Loop:
             "whether there is validation": self._validates, "the batches": str(self.batches),
         }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
+        return asked
+
+    def _marks(self, asked: dict[str, Any]) -> dict[str, str]:
+        """By which a rank that would come is told from the others."""
+        described = self.trainer.model.described.values()
+        asked = {name: asked[name] for name in asked if name != "whether the run is resumed"}
+        tensors = [[d.name, list(d.shape), d.dtype, d.trainable] for d in described]
+        marks = {
+            "model": tensors, "data": [len(self.loader), self.workload.batch_size, self.seed],
+            "settings": asked,
+        }  # fmt: skip
+        versions = f"torch {torch.__version__}"
+        return {n: str(fingerprint(repr(m))) for n, m in marks.items()} | {"version": versions}
 
     @property
     def _carries(self) -> bool:
@@ -109,8 +123,8 @@ class Loop:
 
     def run(self, resume: Path | None, adapt: bool) -> FitResult:
         """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
-        trainer, w = self.trainer, self.workload
-        self._require_alike(resume, adapt)
+        trainer, w, comes = self.trainer, self.workload, self.trainer.world.alone
+        asked = self._require_alike(resume, adapt)
         # rank 0's: those with a time in their name differ
         folder = trainer.world.everyone.broadcast_json(self.folder and str(self.folder))
         self.folder = None if folder is None else Path(folder)
@@ -120,7 +134,7 @@ class Loop:
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         self.by.require(w, trainer, self.seed)
-        if resume is not None:
+        if resume is not None and not comes:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
             self.since, self.best = int(saved.get("since", 0)), saved.get("best")
@@ -131,11 +145,13 @@ class Loop:
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
         self.adapts = adapt
-        if adapt:
+        if adapt and not comes:
             trainer.adapt()
         began = time.monotonic()
-        while not self.stopped and self._more():
-            self._epoch()
+        trainer.survival.offer(self._marks(asked), trainer.adaptation)
+        while comes or (not self.stopped and self._more()):
+            self._epoch(comes)
+            comes = False
         if trainer.plan.sync.alone:
             trainer.buffers()  # settles them, and parameters
         result = self._result(time.monotonic() - began)
@@ -175,15 +191,18 @@ class Loop:
             return 0
         return max(0, (self.epochs - self.loader.cursor.epoch - 1) * length + len(self.loader) + 1)
 
-    def _epoch(self) -> None:
-        """The rest of the current epoch, its validation and its checkpoint."""
-        self._grow()
-        epoch, self.trained, self.before = self.loader.cursor.epoch + 1, 0, len(self.losses)
-        self.since_best = self.since, self.best
-        self.emit(events.EpochStarted(epoch, self.loader.done, self.loader.batches))
+    def _epoch(self, comes: bool) -> None:
+        """The rest of the current epoch, its validation and its checkpoint. comes: of that in
+        which the others are."""
         self.began, self.aside = time.monotonic(), 0.0
+        self.epoch = 0
+        if not comes:
+            self._grow()
+            self.epoch, self.trained = self.loader.cursor.epoch + 1, 0
+            self.before, self.since_best = len(self.losses), (self.since, self.best)
+            self.emit(events.EpochStarted(self.epoch, self.loader.done, self.loader.batches))
         parts = self._steps_of, self._end_steps, self._validate, self._save_epoch
-        self._surviving(epoch, parts)
+        EpochParts(self).do(parts, comes)
 
     def _steps_of(self, epoch: int) -> None:
         """The rest of an epoch's steps, from the loader's cursor on."""
@@ -216,50 +235,6 @@ class Loop:
             return self._save_stopped()
         ended = self.loader.cursor.epoch >= epoch
         self._save(f"epoch-{epoch}" if ended else f"step-{self.trainer.steps}")
-
-    def _surviving(self, epoch: int, parts: Sequence[Callable[[int], None]]) -> None:
-        """Does them one after the other. Where ranks are lost meanwhile, and the run goes on
-        without them, all do again what one of them has not done."""
-        untold, at = list[Regrouped](), 0
-        while at < len(parts):
-            try:
-                if untold:  # others may be lost meanwhile, too
-                    self._share_losses()
-                    at = self._meet(epoch, at, len(parts))
-                while untold:
-                    self.emit(untold[0])
-                    del untold[0]
-                if at < len(parts):
-                    parts[at](epoch)
-                at += 1
-            except Exception as error:
-                untold.append(self.trainer.recover(error))
-                self.recoveries.append(untold[-1])
-                self.step_seconds.clear()
-
-    def _meet(self, epoch: int, at: int, end: int) -> int:
-        """The part of an epoch that all ranks do next. A rank is in the epoch behind where it has
-        seen the end of this one's last part, which others then need not do again."""
-        table = self.trainer.world.everyone.all_gather_json([epoch, at])
-        latest = max(of for of, _ in table)
-        if epoch < latest:
-            return end
-        at = min(int(part) for of, part in table if of == latest)
-        if at == 0:
-            self.stopped = ""  # it is asked again
-        return at
-
-    def _share_losses(self) -> None:
-        """Of steps that not all ranks have seen the end of; one that none has is not a number."""
-        done, everyone = self.trainer.steps - self.first, self.trainer.world.everyone
-        own = [*self.losses, *map(float, self.unread)][:done]
-        counts = [int(n) for n in everyone.all_gather_json(len(own))]
-        rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
-        own += rest[len(own) - min(counts) :]
-        own += [math.nan] * (done - len(own))
-        read = len(self.losses)
-        self.losses = own[:read]
-        self.unread = [torch.tensor(loss, dtype=torch.float64) for loss in own[read:]]
 
     def _step(self, batch: object, full: bool) -> float:
         """Seconds of one step, on a GPU until its forward is over (a span as long as a step, which

@@ -27,6 +27,7 @@ from synchromesh.trace.capture.carry import joined
 from synchromesh.training.active_plan import Loss, Options, checked_plan
 from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.losses import NamedLosses
+from synchromesh.training.recovery import Survival
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.allowance import Allowance
 from synchromesh.values.caution import caution
@@ -89,6 +90,7 @@ def prepare(
     if scheduler is not None:
         _check_scheduler(scheduler, optimizer)
     world = World.open(device, timeout)
+    chosen = Survival.first_plan(chosen, world)
     if world.device.type == "cpu":
         heap.keep()
     if warning := emulated(world.device, autocast):

@@ -1,14 +1,16 @@
-"""From a lost rank to the next step: those that are left meet anew, agree on a state and go on.
+"""From ranks that are lost, or come, to the next step: those that are there meet anew, agree on a
+state and go on.
 
 Every rank holds what it had when its last step was complete; one that was interrupted has changed
 buffers alone, which are put back. The newest step that ranks hold whole together is the one: who
-is at another counts as having nothing, and gets its parts by the moves of a switch of plans."""
+is at another, or comes, counts as having nothing, and gets its parts by the moves of a switch of
+plans. One that comes has traced and built by itself, in a world of its own."""
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,6 +19,7 @@ from synchromesh.checkpoint.json_state import from_json, to_json
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.loaders import Loaders
 from synchromesh.engine.control_channel import STEP, checked_gather
+from synchromesh.engine.world import World
 from synchromesh.launcher.generation import Loss
 from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.training import learning_rate
@@ -32,27 +35,34 @@ Scheduler = LRScheduler | learning_rate.ScaledRate
 
 @dataclass(frozen=True)
 class Regrouped:
-    """A generation of an elastic run that has begun behind `from_step`. recovered_seconds: from
-    the failed call until the plan is in force. lost_steps: that are made again, the interrupted
-    one left out."""
+    """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
+    recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
+    again, the interrupted one left out."""
 
     from_step: int
+    hosts: int
     ranks: int
     plan: str
     lost: tuple[Loss, ...]
+    came: int
+    leave: int
     recovered_seconds: float
     lost_steps: int
 
     @property
     def cause(self) -> str:
-        return "; ".join(map(str, self.lost))
+        came = [f"{self.came} rank{'s' * (self.came > 1)} came"] * bool(self.came)
+        leave = [f"{self.leave} rank{'s leave' if self.leave > 1 else ' leaves'}"] * bool(
+            self.leave
+        )
+        return "; ".join([*map(str, self.lost), *came, *leave])
 
     def to_dict(self) -> dict[str, Any]:
         """As `train --json` and a run's log have it."""
         noticed = max((loss.noticed_seconds for loss in self.lost), default=0.0)
         return {
-            "from_step": self.from_step, "hosts": 1, "ranks": self.ranks, "plan": self.plan,
-            "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
+            "from_step": self.from_step, "hosts": self.hosts, "ranks": self.ranks,
+            "plan": self.plan, "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
             "noticed_seconds": noticed, "recovered_seconds": round(self.recovered_seconds, 3),
             "lost_steps": self.lost_steps, "state_from": "survivors",
         }  # fmt: skip
@@ -65,17 +75,40 @@ class Regrouped:
         )
 
 
+class Comes(Exception):
+    """This rank has built all it needs, and comes to a run that goes on."""
+
+
 class Survival:
-    """How a trainer goes on without ranks that are lost."""
+    """How a trainer goes on with other ranks: some are lost, or come."""
+
+    FALL_BACK: ClassVar = Plan(LayoutSpec("data"))  # where the plan does not fit the ranks there
 
     def __init__(self, execution: Execution, loaders: Loaders) -> None:
         self._execution, self._loaders = execution, loaders
+        self._comes = execution.world.alone  # holds nothing that counts
+        # the plan, where one is in force that was left of it, and that one
+        self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
 
+    @classmethod
+    def first_plan(cls, plan: Plan, world: World) -> Plan:
+        """With which a rank begins: one that comes hears of the others' plan later."""
+        return cls.FALL_BACK if world.alone else plan
+
+    def offer(self, marks: Mapping[str, str], adaptation: Adaptation) -> None:
+        """This rank could take part in a run of ranks with the same marks from now on."""
+        if (own := self._execution.world.member) is not None:
+            alone = self._execution.world.alone
+            own.marks = dict(marks) if alone or not self.refused(adaptation) else {}
+            own.settled = own.number
+
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
-        if self._execution.world.member is not None:
+        if (own := self._execution.world.member) is not None:
+            if own.told:  # one that waits for nobody is not interrupted otherwise
+                raise RuntimeError("other ranks are lost, or come")
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
@@ -103,26 +136,32 @@ class Survival:
         began, own, state = time.monotonic(), self._execution.world.member, self._execution.state
         if own is None or not _of_a_loss(error, own):
             raise error
-        if why := self._refused(trainer.adaptation):
+        if (why := self.refused(trainer.adaptation)) and not isinstance(error, Comes):
             own.refuse(why)
             raise RuntimeError(f"{message(error)}; the run ends: {why}") from error
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active, plan = self._execution.active, self._execution.plan
-        lost, newest, again = list[Loss](), trainer.steps, 0
+        if self._wanted is not None and active.plan == self._wanted[1]:
+            plan = self._wanted[0]
+        lost, came, newest, again = list[Loss](), 0, trainer.steps, 0
         while True:
             number, moves = own.number, state.moves
             try:
                 newest, first, more = self._meet(own, trainer, complete)
-                again += more
+                again, came = again + more, came + own.came
                 shared = self._shared(trainer.scheduler, plan, first)
-                self._regroup(active, shared)
+                self._regroup(active, shared, own.stay)
                 self._adopt(shared, trainer.scheduler if trainer.steps != newest else None)
                 trainer.steps = newest
                 trainer.adaptation.end()
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
-                return Regrouped(newest, size, in_force, tuple(lost), took, again)
+                own.settled, own.steps, self._comes = own.number, newest, False
+                leave = size - own.stay
+                return Regrouped(
+                    newest, own.hosts, size, in_force, tuple(lost), came, leave, took, again
+                )
             except NoGeneration:
                 raise
             except Exception as other:
@@ -132,8 +171,8 @@ class Survival:
             if state.moves != moves:  # what this rank holds is of that step
                 trainer.steps = newest
 
-    def _refused(self, adaptation: Adaptation) -> str:
-        """Why what is left is not what one device would have; empty where it is."""
+    def refused(self, adaptation: Adaptation) -> str:
+        """Why other ranks would not go on as one device would; empty where they do."""
         execution, active = self._execution, self._execution.active
         plan, step = active.plan, active.step
         attributes = step.opaque and bool({*step.changed} - execution.model.buffers.keys())
@@ -162,9 +201,11 @@ class Survival:
         execution.lose()
         world.leave()
         generation = own.next()
-        state.renumber(generation.before)
-        execution.planning.survive(generation.before)
+        if not self._comes:
+            state.renumber(generation.before)
         world.enter(generation)
+        execution.planning.regroup()
+        self._introduce()
         steps = [int(n) for n in world.everyone.all_gather_json(trainer.steps)]
         if self._summed and max(steps) > trainer.steps:
             complete()
@@ -172,7 +213,7 @@ class Survival:
             execution.model.buffers[name].copy_(x)
         self._before.clear()
         self._summed = False
-        here = -1 if state.torn else trainer.steps
+        here = -1 if state.torn or self._comes else trainer.steps
         table = world.everyone.all_gather_json([here, state.moves])
         if len({moves for _, moves in table}) > 1:
             raise RuntimeError(
@@ -182,6 +223,23 @@ class Survival:
         steps_of = [int(n) for n, _ in table]
         newest = self._newest(steps_of)
         return newest, steps_of.index(newest), max(steps_of) - newest
+
+    def _introduce(self) -> None:
+        """Those that come learn what the others hold."""
+        execution, state = self._execution, self._execution.state
+        everyone = execution.world.everyone
+        comes = everyone.all_gather_json(self._comes)
+        if True not in comes:
+            return
+        if all(comes):
+            raise RuntimeError("all ranks that trained are lost: go on with --resume")
+        first = comes.index(False)
+        told = [*state.placed_by, state.ranks, state.moves] if everyone.index == first else None
+        text, devices, ranks, moves = everyone.broadcast_json(told, first)
+        if self._comes:
+            plan = Plan.parse(text)
+            step = execution.step_under(execution.active.step, plan)
+            state.come(execution.check.held(plan, step, devices), ranks, moves)
 
     def _newest(self, steps: Sequence[int]) -> int:
         """The last step that ranks hold whole, whose parts count from now on. steps: of each."""
@@ -204,12 +262,20 @@ class Survival:
             own = [str(plan), known, [place.to_dict() for place in self._loaders.committed]]
         return everyone.broadcast_json(own, first)
 
-    def _regroup(self, active: ActivePlan, shared: Any) -> None:
-        """The plan of before, where it fits the ranks that there are."""
+    def _regroup(self, active: ActivePlan, shared: Any, stay: int) -> None:
+        """The plan of before, where it fits the ranks that stay."""
+        wanted, self._wanted = Plan.parse(shared[0]), None
+        plans = [wanted, self.FALL_BACK]
+        if stay < self._execution.world.size:
+            only = tuple(range(stay))
+            free = wanted.ranks is None and not wanted.stages
+            plans = [replace(p, ranks=only) for p in (wanted if free else plans[1], plans[1])]
         try:
-            self._execution.regroup(active.step, Plan.parse(shared[0]))
+            self._execution.shift(plans[0], active.step)
         except ValueError:
-            self._execution.regroup(active.step, Plan(LayoutSpec("data")))
+            self._execution.shift(plans[1], active.step)
+        if self._execution.active.plan != wanted:
+            self._wanted = wanted, self._execution.active.plan
 
     def _adopt(self, shared: Any, behind: Scheduler | None) -> None:
         """behind: the scheduler, where this rank did not hold the step."""
@@ -227,5 +293,9 @@ class Recovering(Protocol):
 
 
 def _of_a_loss(error: Exception, own: Member) -> bool:
-    """Whether a rank is lost and `error` what came of it; the launcher may know that later."""
-    return own.told or (bool(LOST.search(message(error))) and own.hears_of_loss())
+    """Whether ranks are lost, or come, and `error` is of that; the launcher may know it later."""
+    return (
+        own.told
+        or isinstance(error, Comes)
+        or (bool(LOST.search(message(error))) and own.hears_of_loss())
+    )

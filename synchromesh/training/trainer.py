@@ -73,7 +73,7 @@ class Trainer:
         self.reports, self.workers = execution.reports, execution.workers
         self.sums, self._accumulation = execution.sums, Accumulation(execution)
         self.adaptation = Adaptation(self._execution, self.switch)
-        self._survival = Survival(execution, self._loaders)
+        self.survival = Survival(execution, self._loaders)
 
     # The plan
 
@@ -208,7 +208,7 @@ class Trainer:
         self._accumulation.require_rows(rows)
         if not self._accumulation.calls:
             self.workers.forget_gradients()
-            self._survival.begin_step()
+            self.survival.begin_step()
         if self._loaders.begins:
             execution.carry.forget()
             self._loaders.begins = False
@@ -247,13 +247,13 @@ class Trainer:
         """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
         self._accumulation.warn_of_parts(self.steps)
-        self._survival.agree()
+        self.survival.agree()
         self._complete()
 
     def _complete(self) -> None:
         self._accumulation.update(self.scheduler)
         self.steps += 1
-        self._survival.end_step()
+        self.survival.end_step()
         self.steps_to_come -= self.steps_to_come > 1
         self.workers.updated(self.steps)
         self._accumulation = Accumulation(self._execution)
@@ -386,7 +386,7 @@ class Trainer:
 
     def recover(self, error: Exception) -> Regrouped:
         """Goes on without ranks that are lost, behind `error` of a call (`Survival.recover`)."""
-        regrouped = self._survival.recover(error, self, self._complete)
+        regrouped = self.survival.recover(error, self, self._complete)
         self._accumulation = Accumulation(self._execution)
         return regrouped
 

@@ -8,6 +8,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # modules, as they are imported
     "report": ("matplotlib", "jinja2"),
     "tensorboard": ("tensorboardX",),
     "lightning": ("pytorch_lightning",),
+    "elastic": ("torchft",),
     "transformers": ("transformers", "accelerate"),
 }
 

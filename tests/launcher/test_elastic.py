@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.launcher import elastic
+from synchromesh.launcher import coordinator, elastic
 from synchromesh.launcher.launcher import Ending
 from tests.launcher.test_launcher import alive, wait_for
 
@@ -59,7 +59,7 @@ def test_those_that_are_left_get_the_next_ranks(tmp_path: Path) -> None:
     assert ending == Ending()
     assert said == ["rank 1 was killed by SIGKILL", "rank 0 was killed by SIGSEGV"]
     found = left(tmp_path, 2)
-    assert found["ranks"] == [[1, 2, 0, 1, 2], [2, 1, 0, 2], [3, 0, 1]]
+    assert found["ranks"] == [[1, 2, -1, -1, -1], [2, 1, 0, 2], [3, 0, 1]]
     assert (found["rank"], found["lost"]) == ("0", ["rank 0 was killed by SIGSEGV"])
     assert not (tmp_path / "0").exists()
 
@@ -97,7 +97,7 @@ def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None
 def test_who_does_not_come_to_the_others_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic, "LIMITS", elastic.ElasticTuning(meet=2.0))
+    monkeypatch.setattr(coordinator, "LIMITS", coordinator.CoordinatorTuning(meet=2.0))
     body = (
         'if slot == "2":\n    os.kill(os.getpid(), signal.SIGKILL)\n'
         'if slot == "1":\n    time.sleep(60)\n'
@@ -109,7 +109,7 @@ def test_who_does_not_come_to_the_others_is_killed(
         ["rank 2 was killed by SIGKILL",
          "rank 1 did not come to where the others meet within 2 s"],
     )  # fmt: skip
-    assert left(tmp_path, 0)["ranks"] == [[1, 0, 0, 1, 2], [2, 0, 0]]
+    assert left(tmp_path, 0)["ranks"] == [[1, 0, -1, -1, -1], [2, 0, 0]]
 
 
 def test_an_error_of_a_ranks_own_ends_the_run(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from synchromesh.launcher.launcher import Ending
 NEAR, EPOCHS, STEPS = 1e-10, 3, 5  # of an epoch
 
 
-def launched(file: Path, plan: str, *words: str, ranks: int = 4) -> tuple[Ending, list[str]]:
+def launched(
+    file: Path, plan: str, *words: str, ranks: int = 4, restarts: int = 0
+) -> tuple[Ending, list[str]]:
     """Of `tests.elastic_run`, whose faults are `words`: its end, and what the launcher said."""
     forks: list[Fork] = []
     said: list[str] = []
@@ -23,7 +25,7 @@ def launched(file: Path, plan: str, *words: str, ranks: int = 4) -> tuple[Ending
         for _ in range(ranks):
             forks.append(Fork([fork.pipe for fork in forks]))
         command = ["-m", "tests.elastic_run", str(file), plan, str(EPOCHS), *words]
-        return elastic.launch(command, ranks, said.append, forks=forks), said
+        return elastic.launch(command, ranks, said.append, forks=forks, restarts=restarts), said
     finally:
         for fork in forks:
             fork.close()
@@ -78,3 +80,33 @@ def test_a_run_without_its_lost_ranks_is_the_run(
     assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
     told = [cause for g in found["generations"] for cause in g["cause"].split("; ")]
     assert sorted(told) == sorted(text for line in said for text in line.split("; "))
+
+
+COMES = {  # plan, faults and where those that are left wait for so many ranks, the ranks then
+    "data": ("data", "1:4:step *:7:wait4", [3, 4]),
+    "the first": ("data", "0:4:sum *:10:wait4", [3, 4]),
+    "twice": ("data", "2:3:step 4:8:sum *:7:wait4 *:12:wait4", [3, 4, 3, 4]),
+    "it alone is left": (
+        "data", "1:3:step *:6:wait4 0:8:step 2:8:step 3:8:step *:11:wait4", [3, 4, 1, 2, 3, 4],
+    ),
+    "tensor": ("hybrid:tensor=2", "1:4:step *:7:wait4", [3, 4]),
+    "stages": ("hybrid:stages=2", "1:4:step *:11:wait4", [3, 4]),
+    "idle ranks": ("data; @ranks=0-2", "1:4:update *:12:wait4", [3, 4]),
+}  # fmt: skip
+
+
+@pytest.mark.wide(2)
+@pytest.mark.parametrize("case", COMES)
+def test_a_rank_that_is_lost_comes_back(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    plan, words, ranks = COMES[case]
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, plan, *words.split(), restarts=2)
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    counts = [g["ranks"] for g in found["generations"]]
+    if case != "it alone is left":  # they may come at once
+        assert counts == ranks
+    assert counts[-1] == 4 and (found["generations"][-1]["plan"] == "data") == (plan == "data")
+    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]

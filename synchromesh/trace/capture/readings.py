@@ -305,9 +305,11 @@ class Readings:
                 before = self._values[i]
                 value = self._values[i] = self.now[read.place] = read.now()
                 self._asks[i] = read.ask
-                if before is NOTHING:
+                if before is NOTHING or same(before, value):
                     continue
-                told = json.dumps((i, value), skipkeys=True, default=lambda x: str(type(x)))
+                told = json.dumps(
+                    (read.name, value), skipkeys=True, default=lambda x: str(type(x))
+                )
                 self.mark = crc32(told.encode(), self.mark)
         return True
 

@@ -1,0 +1,285 @@
+"""How the launchers of an elastic run's hosts hear of each other: torchft's Lighthouse.
+
+Each asks it for a quorum ten times a second and gives its own state along; the answer has what all
+others gave. One of them, the coordinator, runs the Lighthouse and decides from that what holds for
+all (coordinator.py); its orders are what it gives along.
+
+The Lighthouse lets anybody in. So what a launcher says is proved by a token that all have, with
+HMAC-SHA256 over the text; the text has a random number of each side, of this run, and a counter
+that only grows, so that nothing can be said a second time. What is not proved is passed over.
+
+    member       {"from", "own", "to", "turn", "state"}      own: its random number; to: that of
+    coordinator  {"from", "own", "of", "turn", "orders"}     the other side, `of` each member"""
+
+import hashlib
+import hmac
+import importlib
+import json
+import secrets
+import socket
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders
+from synchromesh.launcher.machine import addresses
+from synchromesh.values.extras import require
+from synchromesh.values.fields import of_plain, to_plain
+
+
+@dataclass(frozen=True)
+class LighthouseTuning:
+    """Seconds; chosen. A quorum of three takes 0.002 (measured), a pause of 3 is no fault."""
+
+    turn: float = 0.1  # between two quorums
+    silent: float = 4.0  # a host without a word
+    join: float = 1.0  # for hosts that have spoken before, until there is a quorum without them
+    unreached: float = 5.0  # the Lighthouse, until this host ends its ranks
+    answer: float = 30.0  # of a coordinator, which may be started later
+    refused: float = 1.0  # the same, where its host says that there is none
+
+
+LIMITS = LighthouseTuning()
+
+
+def token_of(path: Path) -> bytes:
+    """The token in a file that its owner alone may read. ValueError where there is none."""
+    try:
+        mode, token = stat.S_IMODE(path.stat().st_mode), path.read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {path}: {error.strerror}") from None
+    if mode & 0o077:
+        raise ValueError(
+            f"--token-file {path} may be read by others (mode {mode:o}): chmod 600 {path}"
+        )
+    if len(token) < Sealed.LEAST:
+        raise ValueError(
+            f"--token-file {path} has {len(token)} bytes, at least {Sealed.LEAST} are needed: "
+            f"openssl rand -hex 32 > {path}"
+        )
+    return token
+
+
+@dataclass
+class Sealed:
+    """What one launcher says to others, proved by the token."""
+
+    LEAST: ClassVar = 16  # bytes of a token
+    MOST: ClassVar = 1 << 20  # characters of a text
+
+    token: bytes
+    name: str
+
+    def __post_init__(self) -> None:
+        self.own, self._turn = secrets.token_hex(16), 0
+        self._turns: dict[str, int] = {}  # the last of each that speaks, by its random number
+
+    def seal(self, **said: Any) -> dict[str, str]:
+        self._turn += 1
+        said |= {"from": self.name, "own": self.own, "turn": self._turn}
+        text = json.dumps(said)
+        return {"text": text, "proof": self._proof(text)}
+
+    def _proof(self, text: str) -> str:
+        return hmac.new(self.token, text.encode(), hashlib.sha256).hexdigest()
+
+    def opened(self, name: str, data: Any) -> dict[str, Any] | None:
+        """What `name` has said; None where it is not proved, or was said before."""
+        text, proof = (data.get(k) if isinstance(data, dict) else None for k in ("text", "proof"))
+        if not (isinstance(text, str) and isinstance(proof, str)) or len(text) > self.MOST:
+            return None
+        if not hmac.compare_digest(proof.encode(), self._proof(text).encode()):
+            return None
+        said: dict[str, Any] = json.loads(text)
+        if said["from"] != name or said["turn"] <= self._turns.get(said["own"], 0):
+            return None
+        self._turns[said["own"]] = said["turn"]
+        return said
+
+
+class Lighthouse:
+    """What a host knows of the run (`Coordination`). url: of the Lighthouse. coordinator: on the
+    host that decides; None: on all others. words: the command that the coordinator's ranks run."""
+
+    def __init__(
+        self, url: str, sealed: Sealed, coordinator: Coordinator | None = None,
+        words: Sequence[str] = (), observes: bool = False,
+    ) -> None:  # fmt: skip
+        require("elastic")
+        self.url, self.words, self.orders = url, tuple(words), Orders()
+        self._sealed, self._coordinator, self._observes = sealed, coordinator, observes
+        self._state = HostRanks(sealed.name, ())
+        self._server: Any = None
+        self._others: dict[str, tuple[str, float, HostRanks]] = {}  # its number, when it spoke
+        self._to = ""  # the coordinator's random number
+        self._asked: dict[str, str] = {}  # by name, those that are to hear theirs
+        self._heard = time.monotonic()
+        self._closed = threading.Event()
+        self.shown: list[Any] = []  # of all hosts, what they tell
+        self.known = threading.Event()  # the coordinator has answered
+        self.leads = coordinator is not None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lighthouse")
+
+    @classmethod
+    def serve(
+        cls, address: str, port: int, sealed: Sealed, coordinator: Coordinator,
+        words: Sequence[str],
+    ) -> "Lighthouse":  # fmt: skip
+        """Runs the Lighthouse at an address of this host. ValueError where it cannot listen."""
+        own = cls(f"http://{_bound(address)}:{port}", sealed, coordinator, words)
+        _check_free(address, port)
+        own._server = _torchft().LighthouseServer(
+            bind=f"{_bound(address)}:{port}", min_replicas=1, quorum_tick_ms=50,
+            join_timeout_ms=round(1000 * LIMITS.join),
+            heartbeat_timeout_ms=round(1000 * LIMITS.silent),
+        )  # fmt: skip
+        return own
+
+    def start(self) -> "Lighthouse":
+        self._thread.start()
+        return self
+
+    def __call__(self, state: HostRanks) -> Orders:
+        self._state = state
+        if self._coordinator is not None:
+            now = time.monotonic()
+            there = [
+                replace(state, unheard=now - heard) for _, heard, state in [*self._others.values()]
+                if now - heard < LIMITS.silent
+            ]  # fmt: skip
+            self.orders = self._coordinator.decide([state, *there])
+        return self.orders
+
+    @property
+    def over(self) -> bool:
+        """Whether no other host needs this one any more."""
+        now = time.monotonic()
+        return self._coordinator is None or self._server is None or not any(
+            now - heard < LIMITS.join and any(not r.ended and not r.why for r in state.ranks)
+            for _, heard, state in [*self._others.values()]
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Others hear the last orders, and the Lighthouse ends."""
+        if self._thread.is_alive():
+            self._closed.wait(3 * LIMITS.turn)
+            self._closed.set()
+            self._thread.join(LIMITS.join)
+        if self._coordinator is not None:
+            self._coordinator.close()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server = None
+
+    def _run(self) -> None:
+        client = None
+        while not self._closed.wait(LIMITS.turn):
+            try:
+                if client is None:
+                    client = _torchft().LighthouseClient(self.url, timedelta(seconds=LIMITS.join))
+                quorum = client.quorum(
+                    self._sealed.name,
+                    timedelta(seconds=2 * LIMITS.join),
+                    "",
+                    "",
+                    0,
+                    1,
+                    False,
+                    self._said(),
+                )
+            except Exception:  # also what is not JSON, of a stranger
+                client = None
+            else:
+                for member in quorum.participants:
+                    with suppress(ValueError, KeyError, TypeError, RecursionError):
+                        self._hear(member.replica_id, member.data)
+            self._look()
+
+    def _said(self) -> dict[str, str]:
+        if self._coordinator is None:
+            return self._sealed.seal(
+                to=self._to, observes=self._observes, state=to_plain(self._state)
+            )
+        return self._sealed.seal(
+            of=self._asked, orders=to_plain(self.orders), words=self.words,
+            states=[to_plain(s) for s in (self._state, *(s for _, _, s in self._others.values()))],
+        )  # fmt: skip
+
+    def _hear(self, name: str, data: Any) -> None:
+        said = None if name == self._sealed.name else self._sealed.opened(name, data)
+        if said is None:
+            return
+        if self._coordinator is None:
+            if "orders" in said and said["of"].get(self._sealed.name) == self._sealed.own:
+                self._to, self._heard = said["own"], time.monotonic()
+                if not self._closed.is_set():
+                    self.orders = of_plain(Orders, said["orders"], "orders")
+                    self.words, self.shown = tuple(said["words"]), said["states"]
+                    self.known.set()
+        elif "state" in said:
+            self._asked[name] = said["own"]
+            if said["to"] == self._sealed.own and not said["observes"]:
+                state = of_plain(HostRanks, said["state"], "state")
+                self._others[name] = said["own"], time.monotonic(), state
+
+    def _look(self) -> None:
+        """Ends this host's part where the coordinator is not there any more."""
+        if self._coordinator is not None:
+            return
+        silent = time.monotonic() - self._heard
+        if silent > LIMITS.unreached or (silent > LIMITS.refused and self._refused()):
+            self.orders = Orders(
+                self.orders.number, end=f"the coordinator at {self.url} is not reached any more"
+            )
+
+    def _refused(self) -> bool:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), LIMITS.turn).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def _torchft() -> Any:
+    return importlib.import_module("torchft.coordination")
+
+
+def _bound(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _check_free(address: str, port: int) -> None:
+    try:
+        socket.create_server((address, port)).close()
+    except OSError as error:
+        raise ValueError(
+            f"the coordinator cannot listen at {address}:{port} ({error.strerror}): give another "
+            "port"
+        ) from None
+
+
+def reaching(host: str, port: int, interface: str | None = None) -> tuple[str, str]:
+    """The address by which this host reaches another, and the name of its interface. ValueError
+    where it does not, or where the interface has none."""
+    known = addresses()
+    if interface is not None:
+        if interface not in known:
+            named = ", ".join(sorted(known))
+            raise ValueError(f"--interface {interface}: this host has {named} with an address")
+        return known[interface], interface
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+            link.connect((host, port))
+            own = link.getsockname()[0]
+    except OSError as error:
+        raise ValueError(f"the coordinator {host}:{port} is not reached: {error}") from None
+    return own, next((name for name, address in known.items() if address == own), "")

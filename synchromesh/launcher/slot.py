@@ -1,0 +1,84 @@
+"""A process of an elastic run's host, which may be a rank of every generation."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from signal import SIGKILL
+from typing import Any
+
+from synchromesh.launcher.coordinator import Orders, RankState, Seat
+from synchromesh.launcher.forks import Fork
+from synchromesh.launcher.generation import Generation, Wire
+from synchromesh.values.fields import to_plain
+
+Process = Fork | subprocess.Popen[bytes]
+
+
+def kill(process: Process) -> None:
+    """And what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, SIGKILL)
+
+
+@dataclass
+class Slot:
+    """One process. place: its number among the ranks that this host has at a time."""
+
+    number: int
+    place: int
+    process: Process
+    line: Wire | None = None
+    ready: int = Generation.NEW  # as `RankState`, like the next two
+    marks: dict[str, str] = field(default_factory=dict)
+    settled: int = 0
+    steps: int = 0
+    heard: float = 0.0
+    code: int | None = None
+    why: str = ""  # it was lost
+    generation: int = 0  # that it was given last
+    rank: int = 0  # in it
+    leaves: bool = False  # was told to
+    alone: bool = False  # was told to build
+
+    @property
+    def unheard(self) -> float:
+        """Seconds without a word."""
+        return time.monotonic() - self.heard
+
+    def state(self) -> RankState:
+        return RankState(
+            self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
+            self.code == 0,
+        )  # fmt: skip
+
+    def kill(self, why: str = "") -> None:
+        kill(self.process)
+        self.process.wait()
+        self.why = self.why or why
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"step": int(steps), "marks": dict(marks), "settled": int(settled)}:
+                self.steps, self.marks, self.settled = steps, marks, settled
+            case {"ready": int(ready)}:
+                self.ready = ready
+        self.heard = time.monotonic()
+
+    def obey(self, seat: Seat, orders: Orders) -> None:
+        """Hands on what is for this rank."""
+        if self.line is None:
+            return
+        own = orders.generation(seat)
+        if own is None:
+            if orders.trains and not (self.ready or self.alone):
+                self.alone = True
+                self.line.send({"alone": True})
+        elif self.generation < orders.number:
+            self.generation, self.rank, self.leaves = orders.number, own.rank, False
+            self.line.send({"generation": to_plain(own)})
+        elif orders.leave > self.leaves:
+            self.leaves = True
+            self.line.send({"leave": True})

@@ -1,0 +1,132 @@
+"""The parts of an epoch, one after the other, while ranks are lost or come."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from synchromesh.data.loader import Loader
+from synchromesh.training import events
+from synchromesh.training.events import EpochEnded, FitEvent
+from synchromesh.training.recovery import Comes, Regrouped
+from synchromesh.training.trainer import Trainer
+from synchromesh.values.fields import of_plain, to_plain
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run is, of which a rank that comes knows nothing; names as of `EpochRun`."""
+
+    epoch: int
+    first: int
+    trained: int
+    before: int
+    since: int
+    best: float | None
+    ended: EpochEnded | None
+    recoveries: tuple[Regrouped, ...]
+    stopped: str
+    folder: str | None
+
+
+class EpochRun(Protocol):
+    """What of a training loop ranks have alike; its fields stand there."""
+
+    trainer: Trainer
+    loader: Loader
+    folder: Path | None
+    losses: list[float]
+    unread: list[torch.Tensor]
+    step_seconds: list[float]
+    recoveries: list[Regrouped]
+    ended: EpochEnded | None
+    stopped: str
+    epoch: int
+    first: int
+    trained: int
+    before: int
+    since: int
+    best: float | None
+    since_best: tuple[int, float | None]
+
+    @property
+    def emit(self) -> Callable[[FitEvent], None]: ...
+
+
+@dataclass(frozen=True)
+class EpochParts:
+    run: EpochRun
+
+    def do(self, parts: Sequence[Callable[[int], None]], comes: bool) -> None:
+        """Does them one after the other. Where ranks are lost or come meanwhile, and the run goes
+        on with others, all do again what one of them has not done."""
+        untold, at = list[Regrouped](), 0
+        while at < len(parts):
+            try:
+                if comes:
+                    raise Comes
+                if untold:  # others may be lost meanwhile, too
+                    at = self._meet(at, len(parts))
+                    self._share_losses()
+                while untold:
+                    self.run.emit(untold[0])
+                    del untold[0]
+                if at < len(parts):
+                    parts[at](self.run.epoch)
+                at += 1
+            except Exception as error:
+                untold.append(self.run.trainer.recover(error))
+                comes = False
+                self.run.recoveries.append(untold[-1])
+                self.run.step_seconds.clear()
+
+    def _meet(self, at: int, end: int) -> int:
+        """The part of an epoch that all ranks do next. A rank is in the epoch behind where it has
+        seen the end of this one's last part, which others then need not do again; one that comes
+        is in none."""
+        everyone = self.run.trainer.world.everyone
+        table = everyone.all_gather_json([self.run.epoch, at])
+        latest = max(of for of, _ in table)
+        epochs = [int(of) for of, _ in table]
+        if 0 in epochs:
+            place = everyone.broadcast_json(to_plain(self._place()), epochs.index(latest))
+            if self.run.epoch == 0:
+                self._come(of_plain(_Place, place, "place"))
+        if self.run.epoch < latest:
+            return end
+        at = min(int(part) for of, part in table if of == latest)
+        if at == 0:
+            self.run.stopped = ""  # it is asked again
+        return at
+
+    def _place(self) -> _Place:
+        run = self.run
+        return _Place(
+            run.epoch, run.first, run.trained, run.before, *run.since_best, run.ended,
+            tuple(run.recoveries), run.stopped, None if run.folder is None else str(run.folder),
+        )  # fmt: skip
+
+    def _come(self, place: _Place) -> None:
+        """This rank is where the others are."""
+        run = self.run
+        run.epoch, run.first, run.trained = place.epoch, place.first, place.trained
+        run.before, run.ended, run.stopped = place.before, place.ended, place.stopped
+        run.since_best = run.since, run.best = place.since, place.best
+        run.recoveries = [*place.recoveries]
+        run.folder = None if place.folder is None else Path(place.folder)
+        run.emit(events.EpochStarted(run.epoch, run.loader.done, run.loader.batches))
+
+    def _share_losses(self) -> None:
+        """Of steps that not all ranks have seen the end of; one that none has is not a number."""
+        done, everyone = self.run.trainer.steps - self.run.first, self.run.trainer.world.everyone
+        own = [*self.run.losses, *map(float, self.run.unread)][:done]
+        counts = [int(n) for n in everyone.all_gather_json(len(own))]
+        rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
+        own += rest[len(own) - min(counts) :]
+        own += [math.nan] * (done - len(own))
+        read = len(self.run.losses)
+        self.run.losses = own[:read]
+        self.run.unread = [torch.tensor(loss, dtype=torch.float64) for loss in own[read:]]

@@ -1,0 +1,171 @@
+"""Runs whose hosts come and go, from end to end: `train --elastic`, `join` and `status`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synchromesh.cli import main
+
+TARGET = """
+import time
+from pathlib import Path
+import torch
+import synchromesh as sm
+from torch import nn
+
+class Rows:
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(22, 6, generator=generator, dtype=torch.float64)
+        self.y = (self.x[:, :3]).argmax(1)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if Path("hold").exists():
+            time.sleep(0.1)
+        return self.x[index], self.y[index]
+
+def workload():
+    def model():
+        return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return sm.Workload(
+        model=model, loss=loss, train_data=Rows(), batch_size=4, epochs=1, name="tiny",
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))
+"""
+
+
+class Hosts:
+    """Launchers of one run, on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.token = folder, folder / "token"
+        (folder / "tiny.py").write_text(TARGET)
+        self.hold = folder / "hold"  # while it is there steps take 0.4 s
+        self.hold.touch()
+        self.token.write_text("0123456789abcdef" * 2)
+        self.token.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.address = f"127.0.0.1:{server.getsockname()[1]}"
+        self.made: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        several = ["--token-file", str(self.token)] if self.address in words else []
+        process = subprocess.Popen(
+            [sys.executable, "-m", "synchromesh", *words, *several], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
+        )  # fmt: skip
+        self.made.append(process)
+        return process
+
+    def train(self, epochs: int, *words: str) -> subprocess.Popen[str]:
+        more = ["--epochs", str(epochs), "--output", "run", "--plan", "data", "--json"]
+        return self.start("train", "tiny.py:workload", *more, *words)
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self.folder / "run" / "log.jsonl").read_text().splitlines()
+        except OSError:
+            return []
+        return [x for x in map(json.loads, lines) if x["event"] == event]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    made = Hosts(tmp_path)
+    yield made
+    for process in made.made:
+        process.kill()
+        process.communicate()
+
+
+def until(holds: Callable[[], object], seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def undisturbed(hosts: Hosts, epochs: int) -> list[float]:
+    words = ["--epochs", str(epochs), "--output", "alone", "--plan", "single"]
+    assert hosts.start("train", "tiny.py:workload", *words).wait(90) == 0
+    lines = (hosts.folder / "alone" / "log.jsonl").read_text().splitlines()
+    return [x["loss"] for x in map(json.loads, lines) if x["event"] == "step"]
+
+
+@pytest.mark.timeout(300)
+def test_a_host_comes_and_leaves(hosts: Hosts) -> None:
+    pytest.importorskip("torchft")
+    epochs = 80
+    train = hosts.train(epochs, "--nproc", "1", "--elastic", "1:2", "--coordinator", hosts.address)
+    until(lambda: hosts.logged("step"))
+    join = hosts.start("join", hosts.address, "--nproc", "1")
+    until(lambda: hosts.logged("generation"))
+    shown = hosts.start("status", hosts.address, "--json").communicate(timeout=60)[0]
+    assert [len(h["ranks"]) for h in json.loads(shown)["hosts"]] == [1, 1]
+    join.send_signal(signal.SIGTERM)
+    assert join.wait(60) == 0
+    until(lambda: len(hosts.logged("generation")) > 2)
+    hosts.hold.unlink()
+    out, told = train.communicate(timeout=120)
+    assert train.returncode == 0, told
+    found = json.loads(out)["generations"]
+    assert [g["cause"] for g in found] == ["1 rank came", "1 rank leaves", "rank 1 has left"]
+    assert [(g["hosts"], g["ranks"]) for g in found] == [(2, 2), (2, 2), (1, 1)]
+    assert all(g["lost_steps"] == 0 for g in found)
+    losses = [x["loss"] for x in hosts.logged("step")]
+    assert losses == pytest.approx(undisturbed(hosts, epochs), abs=1e-10)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_of_which_all_ranks_are_killed_goes_on_with_a_checkpoint(hosts: Hosts) -> None:
+    epochs = 40
+    train = hosts.train(epochs, "--nproc", "2", "--elastic", "1:1", "--checkpoint-every", "2")
+    until(lambda: len(hosts.logged("checkpoint")) > 2)
+    children = Path(f"/proc/{train.pid}/task/{train.pid}/children").read_text().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    hosts.hold.unlink()
+    out, told = train.communicate(timeout=120)
+    assert train.returncode == 0, told
+    assert "was killed by SIGKILL" in told and "resumed from" in told
+    assert json.loads(out)["epochs"] == epochs
+    last = {x["step"]: x["loss"] for x in hosts.logged("step")}
+    assert [last[s] for s in sorted(last)] == pytest.approx(undisturbed(hosts, epochs), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("train digits/cnn --elastic 1:4", "--elastic 1:4: there is one host; others come to"),
+     ("train digits/cnn --elastic 4:1", "'4:1' is no range of hosts"),
+     ("train digits/cnn --coordinator h:1", "--coordinator is of an elastic run: give --elastic"),
+     ("train digits/cnn --elastic 1:2 --coordinator h:1", "--coordinator needs --token-file"),
+     ("train digits/cnn --interface lo", "--token-file and --interface are of several hosts"),
+     ("train digits/cnn --elastic 1:2 --coordinator 0.0.0.0:1", "is every address of a host"),
+     ("join 127.0.0.1 --token-file none", "'127.0.0.1' is no address: give HOST:PORT"),
+     ("join 127.0.0.1:1 --token-file none", "--token-file none: No such file or directory"),
+     ("status 127.0.0.1:1 --interface ib7 --token-file none", "--interface ib7: this host has")],
+)  # fmt: skip
+def test_bad_input_gets_a_sentence(
+    words: str, told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert main(words.split()) == 2
+    except SystemExit as end:
+        assert end.code == 2
+    assert told in capsys.readouterr().err
