@@ -18,6 +18,7 @@ from synchromesh.cli import (
     report,
     run,
     simulate,
+    submit,
     trace,
     train,
     verify,
@@ -43,7 +44,9 @@ def parser() -> argparse.ArgumentParser:
         "path/to/file.py:function, a function that returns a synchromesh.Workload.",
     )
     option("--version", action="version", version=f"synchromesh {VERSION}")(top)
-    commands(*(module.COMMAND for module in COMMANDS), elastic.JOIN, elastic.STATUS)(top)
+    commands(
+        *(module.COMMAND for module in COMMANDS), elastic.JOIN, elastic.STATUS, submit.COMMAND
+    )(top)
     return top
 
 

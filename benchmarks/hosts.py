@@ -1,0 +1,255 @@
+"""Hosts that come and go: `sudo python -m benchmarks.hosts [--only PART,...] [--rounds 3]`.
+
+Emulated hosts (`synchromesh lab`) between links of 200 Mbit/s, with 45 % of a core each, train an
+MLP of float64 with 0.3 M parameters under `train --elastic`, one rank each:
+
+    presence      three begin, a fourth joins and leaves; another one is killed, one is frozen for
+                  8 s and comes back by itself. No step is lost, losses are those of one process to
+                  1e-10, a silent host is noticed within 5 s, training goes on 4 s later at most;
+                  the fourth brings 0.95 of the samples a second of a run that began with four
+    pauses        a host is cut off for 3 s, as often as --rounds says: nothing changes
+    cut           a host is cut off for good: its ranks end within 5 s, the others go on
+    coordinator   its host is killed: all other hosts' ranks end within 2 s
+
+Every part is a run of its own, cut and coordinator one a round."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import machine
+from synchromesh.lab import Lab
+from synchromesh.lab.description import Description
+
+HOSTS, BANDWIDTH, CPU = 4, "200mbit", "45%"
+NEAR, SILENT, LONGEST, SPEED, GONE = 1e-10, 5.0, 4.0, 0.95, 2.0
+PARTS = ("presence", "pauses", "cut", "coordinator")
+TARGET = """
+import torch
+import synchromesh as sm
+from torch import nn
+
+def workload():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1024, 256, generator=generator, dtype=torch.float64)
+    rows = list(zip(x, x[:, :10].argmax(1)))
+    def model():
+        return nn.Sequential(
+            nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 10)
+        ).double()
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return sm.Workload(
+        model=model, loss=loss, train_data=rows, batch_size=256, epochs=1, name="mlp",
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))
+"""
+
+
+class Run:
+    """One run over hosts of a lab."""
+
+    def __init__(self, lab: Lab, folder: Path, epochs: int, begin: int) -> None:
+        self.lab, self.folder, self.ways = lab, folder, lab.ways()
+        self.token, address = folder / "token", self.ways[0].variables["MASTER_ADDR"]
+        self.address = f"{address}:{self.ways[0].variables['MASTER_PORT']}"
+        self.token.write_text(os.urandom(16).hex())
+        self.token.chmod(0o600)
+        (folder / "mlp.py").write_text(TARGET)
+        self.words = [
+            "train", "mlp.py:workload", "--nproc", "1", "--plan", "data", "--epochs", str(epochs),
+            "--elastic", f"1:{HOSTS}", "--coordinator", self.address, "--output", "run", "--json",
+        ]  # fmt: skip
+        self.launchers = {h: self.start(h, *self.words) for h in range(begin)}
+
+    def start(self, host: int, *words: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "synchromesh", *words, "--token-file", str(self.token)]
+        path = {"PYTHONPATH": os.getcwd()}
+        return self.ways[host].start(command, os.getpid(), path, self.folder)
+
+    def join(self, host: int) -> None:
+        self.launchers[host] = self.start(host, "join", self.address, "--nproc", "1")
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self.folder / "run" / "log.jsonl").read_text().splitlines()
+        except OSError:
+            return []
+        return [x for x in map(json.loads, lines) if x["event"] == event]
+
+    def until(self, holds: Callable[[], bool], seconds: float = 120.0) -> float:
+        """Seconds until it holds."""
+        began = time.monotonic()
+        while not holds():
+            if time.monotonic() - began > seconds:
+                raise RuntimeError(f"{self.folder.name}: nothing came of it in {seconds:.0f} s")
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def generations(self, count: int, seconds: float = 120.0) -> float:
+        return self.until(lambda: len(self.logged("generation")) >= count, seconds)
+
+    def steps(self, count: int = 10) -> None:
+        """Until so many more are done."""
+        done = len(self.logged("step"))
+        self.until(lambda: len(self.logged("step")) >= done + count)
+
+    def processes(self, host: int) -> int:
+        return self.lab.states()[host].processes
+
+    def end(self) -> dict[str, Any]:
+        out, told = self.launchers[0].communicate(timeout=300)
+        if self.launchers[0].returncode:
+            raise RuntimeError(told.decode()[-2000:])
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def close(self) -> None:
+        for host in range(HOSTS):
+            self.lab.kill(host)
+        for launcher in self.launchers.values():
+            launcher.communicate()
+
+
+@contextmanager
+def running(lab: Lab, epochs: int = 10_000, begin: int = 3) -> Iterator[Run]:
+    """Once it trains; what is left of it ends behind the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(lab, Path(folder), epochs, begin)
+        try:
+            run.until(lambda: bool(run.logged("step")))
+            run.steps()
+            yield run
+        finally:
+            run.close()
+
+
+def speed(run: Run) -> float:
+    """Samples a second, by the log's epochs from now on."""
+    done = len(run.logged("epoch"))
+    run.until(lambda: len(run.logged("epoch")) >= done + 6)
+    return median(e["samples_per_second"] for e in run.logged("epoch")[done + 1 :])
+
+
+def alone(folder: Path, epochs: int) -> list[float]:
+    """Losses of one process, that nobody disturbs."""
+    words = ["--plan", "single", "--epochs", str(epochs), "--output", "alone"]
+    command = [sys.executable, "-m", "synchromesh", "train", "mlp.py:workload", *words]
+    path = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run(command, cwd=folder, env=path, check=True, capture_output=True)
+    lines = map(json.loads, (folder / "alone" / "log.jsonl").read_text().splitlines())
+    return [x["loss"] for x in lines if x["event"] == "step"]
+
+
+def presence(lab: Lab, rounds: int) -> dict[str, Any]:
+    with running(lab, begin=4) as run:
+        whole = speed(run)
+    epochs = 400
+    with running(lab, epochs) as run:
+        run.join(3)
+        run.generations(1)
+        joined = speed(run)
+        run.launchers[3].terminate()
+        run.generations(3)
+        run.steps()
+        lab.kill(1)
+        run.generations(4)
+        run.steps()
+        lab.freeze(2)
+        run.generations(5)
+        time.sleep(4)
+        lab.thaw(2)
+        run.generations(6)
+        generations = run.end()["generations"]
+        losses = {x["step"]: x["loss"] for x in run.logged("step")}
+        usual = alone(run.folder, epochs)
+        apart = max(abs(losses[n + 1] - loss) for n, loss in enumerate(usual))
+    row = {
+        "generations": generations, "speed": joined / whole, "apart": apart,
+        "noticed": max(g["noticed_seconds"] for g in generations),
+        "recovered": max(g["recovered_seconds"] - g["noticed_seconds"] for g in generations),
+        "lost_steps": sum(g["lost_steps"] for g in generations),
+    }  # fmt: skip
+    row["good"] = (
+        row["noticed"] <= SILENT and row["recovered"] <= LONGEST and apart <= NEAR
+        and not row["lost_steps"] and row["speed"] >= SPEED
+    )  # fmt: skip
+    return row
+
+
+def pauses(lab: Lab, rounds: int) -> dict[str, Any]:
+    with running(lab) as run:
+        for _ in range(rounds):
+            lab.cut(2)
+            time.sleep(3)
+            lab.heal(2)
+            run.steps()
+        changes = run.logged("generation")
+    return {"pauses": rounds, "generations": changes, "good": not changes}
+
+
+def cut(lab: Lab, rounds: int) -> dict[str, Any]:
+    ended = []
+    for _ in range(rounds):
+        with running(lab) as run:
+            lab.cut(2)
+            ended.append(run.until(lambda: not run.processes(2)))
+            run.generations(1)
+            run.steps()
+            lab.heal(2)
+    return {"ended": ended, "good": max(ended) <= SILENT}
+
+
+def coordinator(lab: Lab, rounds: int) -> dict[str, Any]:
+    ended = []
+    for _ in range(rounds):
+        with running(lab) as run:
+            lab.kill(0)
+            ended.append(run.until(lambda: not (run.processes(1) or run.processes(2))))
+    return {"ended": ended, "good": max(ended) <= GONE}
+
+
+def told(part: str, row: dict[str, Any]) -> str:
+    if part == "presence":
+        causes = "; ".join(g["cause"] for g in row["generations"])
+        text = (
+            f"noticed in {row['noticed']:.2f} s at most, again {row['recovered']:.2f} s later at "
+            f"most, {row['lost_steps']} steps lost, losses apart {row['apart']:.0e}, "
+            f"{row['speed']:.3f} of the speed of four ({causes})"
+        )
+    elif part == "pauses":
+        text = f"{row['pauses']} times 3 s: {len(row['generations'])} changes"
+    else:
+        text = f"ended after {', '.join(f'{s:.2f} s' for s in row['ended'])}"
+    return f"{part:12} {text}{'' if row['good'] else '  missed'}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    rows = {}
+    for part in asked.only.split(","):
+        with Lab.of(Description.alike(HOSTS, BANDWIDTH, CPU)) as lab:
+            rows[part] = globals()[part](lab, asked.rounds)
+        if not asked.json:
+            print(told(part, rows[part]), flush=True)
+    if asked.json:
+        print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+    else:
+        print(machine())
+    return 0 if all(row["good"] for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
