@@ -40,7 +40,7 @@ from torch import nn
 
 def workload():
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1024, 256, generator=generator, dtype=torch.float64)
+    x = torch.randn(8192, 256, generator=generator, dtype=torch.float64)
     rows = list(zip(x, x[:, :10].argmax(1)))
     def model():
         return nn.Sequential(
@@ -115,8 +115,10 @@ class Run:
     def close(self) -> None:
         for host in range(HOSTS):
             self.lab.kill(host)
-        for launcher in self.launchers.values():
-            launcher.communicate()
+        for host, launcher in self.launchers.items():
+            told = launcher.communicate()[1].decode()
+            if sys.exc_info()[0] is not None:
+                print(f"host {host}: {told}", file=sys.stderr)
 
 
 @contextmanager
@@ -135,7 +137,7 @@ def running(lab: Lab, epochs: int = 10_000, begin: int = 3) -> Iterator[Run]:
 def speed(run: Run) -> float:
     """Samples a second, by the log's epochs from now on."""
     done = len(run.logged("epoch"))
-    run.until(lambda: len(run.logged("epoch")) >= done + 6)
+    run.until(lambda: len(run.logged("epoch")) >= done + 4)
     return median(e["samples_per_second"] for e in run.logged("epoch")[done + 1 :])
 
 
@@ -152,7 +154,7 @@ def alone(folder: Path, epochs: int) -> list[float]:
 def presence(lab: Lab, rounds: int) -> dict[str, Any]:
     with running(lab, begin=4) as run:
         whole = speed(run)
-    epochs = 400
+    epochs = 60
     with running(lab, epochs) as run:
         run.join(3)
         run.generations(1)

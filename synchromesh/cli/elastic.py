@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -132,7 +133,7 @@ def _identity(args: argparse.Namespace) -> tuple[str, str, Any]:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if interface:
             os.environ.setdefault(variable, interface)
-    name = f"{own}/{os.getpid()}"
+    name = f"{own}/{os.getpid()}-{secrets.token_hex(2)}"  # containers have equal ones
     return name, own, Sealed(token_of(Path(args.token_file)), name)
 
 

@@ -304,6 +304,8 @@ class _Report:
                 self.display.start_epoch(f"epoch {self.epoch.epoch}", self.done, self.epoch.length)
             if self.job.tensorboard:
                 self.board = TensorBoard(self.folder.path / "tensorboard")
+        if self.trainer.rank:  # which was the first before it came to leave
+            self.display.shown = False
         self._note_plan(self.trainer)
         self._log(logged.RanksRegrouped.saying(event.to_dict()))
         self._log(layout_in_force(self.trainer))

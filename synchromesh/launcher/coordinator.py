@@ -49,6 +49,7 @@ class RankState:
     why: str = ""
     unheard: float = 0.0
     ended: bool = False  # its work is done
+    joins: bool = False  # it was started to come to others
 
     @property
     def built(self) -> bool:
@@ -137,6 +138,7 @@ class Coordinator:
         self._store: TCPStore | None = None
         self._gone: set[Seat] = set()  # of this generation
         self._over: set[Seat] = set()  # whose work is done
+        self._told: set[tuple[str, str]] = set()  # hosts that cannot come, and why
         self._left: set[Seat] = set()  # that hold nothing in this generation, and leave
         # when last: nobody waited for others, or to come; a host came
         self._met = self._built = self._grown = time.monotonic()
@@ -181,14 +183,19 @@ class Coordinator:
             self._left = leaving
 
     def _note(self, hosts: Sequence[HostRanks], known: Mapping[Seat, RankState]) -> None:
-        there = {h.host for h in hosts}
+        there = {h.host for h in hosts if any(r.ready >= 0 and not r.why for r in h.ranks)}
         self._heard |= {h.host: time.monotonic() - h.unheard for h in hosts}
         if there - self._hosts:
             self._grown = time.monotonic()
         self._hosts = there
         self._over |= {seat for seat, rank in known.items() if rank.ended}
-        if failed := next((h.failed for h in hosts if h.failed), ""):
-            self._change(end=failed)
+        seats = {seat.host for seat in self.orders.seats}
+        for host in [h for h in hosts if h.failed]:
+            if not seats or host.host in seats:
+                self._change(end=host.failed)
+            elif host.host not in self.orders.refused:
+                self._say(f"{host.failed}; the others go on")
+                self._change(refused={**self.orders.refused, host.host: "its ranks have failed"})
 
     def _enough(self) -> bool:
         """Whether a generation may begin: there are as many hosts as are asked for, or it is the
@@ -269,22 +276,26 @@ class Coordinator:
             why = f"its {' and '.join(odd)} differ from those of the run"
         elif host not in there and len(there) >= self.most:
             why = f"there are {self.most} hosts, the most that are asked for"
-        if why and host not in self.orders.refused:
+        if why and (host, why) not in self._told:
+            self._told.add((host, why))
             self._say(f"host {host} cannot come: {why}")
+        if why and host not in {seat.host for seat in self.orders.seats}:
             self._change(refused={**self.orders.refused, host: why})
-        return host not in self.orders.refused
+        return not why and host not in self.orders.refused
 
     def _gathered(self, known: Mapping[Seat, RankState]) -> list[Seat]:
         """With whom a run begins of which nobody is there, once enough hosts are."""
         fresh = {
             seat: rank for seat, rank in known.items()
-            if not (rank.why or rank.marks or seat in self._over)
+            if not (rank.why or rank.joins or seat in self._over)
         }  # fmt: skip
         waited = time.monotonic() - self._grown
         enough = len(self._hosts) >= self.most or waited > LIMITS.gather
         if not enough or len(self._hosts) < self.least or any(r.ready for r in fresh.values()):
             return []
-        return sorted(fresh, key=lambda s: (s.host != self.host, s.host, s.slot))
+        order = sorted(fresh, key=lambda s: (s.host != self.host, s.host, s.slot))
+        hosts = [*dict.fromkeys(seat.host for seat in order)][: self.most]
+        return [seat for seat in order if seat.host in hosts]
 
     def _begin(self, seats: Sequence[Seat], stay: int) -> None:
         """The next generation, if there is anybody. stay: the first so many, behind which those

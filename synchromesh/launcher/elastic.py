@@ -107,13 +107,13 @@ class LocalRanks:
     killed: bool = False  # whether ranks are being ended
     leaves: bool = False  # this host would leave
     left: bool = False  # it has
-    codes: dict[int, int] = field(default_factory=dict)  # of those that had ended then
+    codes: dict[int, int] | None = None  # of those that had ended then
     deadline: float = float("inf")
     looked: float = 0.0  # when it did last
     asked: float = 0.0  # to stop, the last time
     started: int = 0  # processes
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
-    tries: dict[int, tuple[int, int]] = field(default_factory=dict)  # of places: steps and starts
+    tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
@@ -135,7 +135,7 @@ class LocalRanks:
             self._obey(self.coordination(self.state()))
             if time.monotonic() > self.deadline:
                 self.kill()
-        return self.codes or self._ended()
+        return self._ended() if self.codes is None else self.codes
 
     def state(self) -> HostRanks:
         states = tuple(slot.state() for slot in self.slots)
@@ -145,11 +145,15 @@ class LocalRanks:
         """The processes whose time has come."""
         for place in [p for p, when in self.waiting.items() if when <= time.monotonic()]:
             del self.waiting[place]
-            self.slots.append(Slot(self.started, place, self.start(self.started, place)))
-            self.slots[-1].rank, self.started = self.started, self.started + 1
+            made = Slot(self.started, place, self.start(self.started, place))
+            made.rank, made.joins = self.started, self.orders.trains
+            self.slots.append(made)
+            self.started += 1
 
     def _ended(self) -> dict[int, int]:
-        return {slot.rank: slot.code for slot in self.slots if slot.code is not None}
+        """Exit codes; where a rank has failed by itself, without those of lost ones."""
+        codes = {slot.rank: slot.code for slot in self.slots if slot.code is not None}
+        return {r: c for r, c in codes.items() if c >= 0} if self.failed else codes
 
     def _greet(self) -> None:
         link, _ = self.listener.accept()
@@ -194,10 +198,8 @@ class LocalRanks:
 
     def _start_again(self, slot: Slot) -> None:
         """Behind a pause, unless it was done too often without a step."""
-        steps = max((s.steps for s in self.slots), default=0)
-        before, count = self.tries.get(slot.place, (-1, 0))
-        count = count + 1 if steps == before else 1
-        self.tries[slot.place] = steps, count
+        count = 1 if slot.steps > slot.first else self.tries.get(slot.place, 0) + 1
+        self.tries[slot.place] = count
         if count <= self.restarts and self.stop is None and not self.leaves:
             self.waiting[slot.place] = time.monotonic() + LIMITS.again * 2 ** (count - 1)
 
@@ -222,7 +224,7 @@ class LocalRanks:
     def _kill_left_behind(self, slot: Slot) -> None:
         """Ends one with whom the others do not go on."""
         orders, seat = self.orders, Seat(self.name, slot.number)
-        had = slot.generation > 0 or (bool(slot.marks) and not orders.trains)
+        had = slot.generation > 0 or ((slot.joins or slot.alone) and not orders.trains)
         if seat in orders.late:
             within = coordinator.LIMITS.meet
             slot.kill(f"did not come to where the others meet within {within:.0f} s")
@@ -235,6 +237,10 @@ class LocalRanks:
         before, self.asked = self.asked, time.monotonic()
         if self.stop is not None or self.leaves:  # one for all processes of a job comes twice
             return self.kill() if self.asked - before > LIMITS.twice else None
+        seats = {seat.host for seat in self.orders.seats}
+        if not self.coordination.leads and self.orders.trains and self.name not in seats:
+            self.left = True
+            return self.kill("has left")
         if not self.coordination.leads and self.orders.trains:
             self.leaves, self.deadline = True, time.monotonic() + self.grace
             self.waiting.clear()
@@ -300,7 +306,7 @@ class HostJob:
                 own.mkdir()
                 variables: dict[str, Any] = {
                     **shared, SLOT: str(slot), "RANK": str(slot + (not coordination.leads)),
-                    "LOCAL_RANK": str(place), "WORLD_SIZE": str(self.ranks + 1),
+                    "LOCAL_RANK": str(place), "WORLD_SIZE": str(self.ranks),
                     "LOCAL_WORLD_SIZE": str(self.ranks), "MASTER_ADDR": address,
                     "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
                 }  # fmt: skip
@@ -321,8 +327,9 @@ class HostJob:
             if here.left:
                 return Ending()
             failure = failure_of(folder, codes, self.ranks, here.stop is not None)
-            if failure is None and here.stop is None and (why := here.orders.why(name)):
-                failure = Failure(0, self.ranks, 1, Fault(f"synchromesh: {why}", "", 1))
+            why = here.orders.why(name)
+            if failure is None and why and here.stop is None:
+                failure = Failure(0, self.ranks, 1, Fault(why, "", 1))
             return Ending(failure, here.stop or stop_of_a_rank(folder))
 
     def _start(self, slot: int, variables: Mapping[str, str], orders: Orders) -> Process:

@@ -7,10 +7,12 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
               {"step": 7, "marks": {...}, "settled": 1}
                                               lives, has done so many steps, could take part in a
                                               run with these marks, goes on in this generation
+              {"stuck": true}                 waits in a collective that does not end
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
               {"alone": true}                 the others train already: build, and be ready then
-              {"leave": true}                 leave your groups, and be ready for the next"""
+              {"leave": true}                 leave your groups, and be ready for the next; false:
+                                              as others come, which a run that ends need not do"""
 
 import json
 import socket

@@ -41,6 +41,7 @@ class LighthouseTuning:
     silent: float = 4.0  # a host without a word
     join: float = 1.0  # for hosts that have spoken before, until there is a quorum without them
     unreached: float = 5.0  # the Lighthouse, until this host ends its ranks
+    forget: float = 30.0  # a host without a word, also what it said
     answer: float = 30.0  # of a coordinator, which may be started later
     refused: float = 1.0  # the same, where its host says that there is none
 
@@ -86,6 +87,10 @@ class Sealed:
         text = json.dumps(said)
         return {"text": text, "proof": self._proof(text)}
 
+    def forget(self, own: str) -> None:
+        """One that speaks no more, as its random number is not answered any more."""
+        self._turns.pop(own, None)
+
     def _proof(self, text: str) -> str:
         return hmac.new(self.token, text.encode(), hashlib.sha256).hexdigest()
 
@@ -119,6 +124,7 @@ class Lighthouse:
         self._others: dict[str, tuple[str, float, HostRanks]] = {}  # its number, when it spoke
         self._to = ""  # the coordinator's random number
         self._asked: dict[str, str] = {}  # by name, those that are to hear theirs
+        self._spoke: dict[str, float] = {}  # when each did last
         self._heard = time.monotonic()
         self._closed = threading.Event()
         self.shown: list[Any] = []  # of all hosts, what they tell
@@ -206,6 +212,10 @@ class Lighthouse:
             return self._sealed.seal(
                 to=self._to, observes=self._observes, state=to_plain(self._state)
             )
+        for name in [n for n, at in self._spoke.items() if time.monotonic() - at > LIMITS.forget]:
+            self._sealed.forget(self._asked.pop(name))
+            self._others.pop(name, None)
+            del self._spoke[name]
         return self._sealed.seal(
             of=self._asked, orders=to_plain(self.orders), words=self.words,
             states=[to_plain(s) for s in (self._state, *(s for _, _, s in self._others.values()))],
@@ -224,6 +234,7 @@ class Lighthouse:
                     self.known.set()
         elif "state" in said:
             self._asked[name] = said["own"]
+            self._spoke[name] = time.monotonic()
             if said["to"] == self._sealed.own and not said["observes"]:
                 state = of_plain(HostRanks, said["state"], "state")
                 self._others[name] = said["own"], time.monotonic(), state

@@ -5,10 +5,14 @@ import os
 import queue
 import select
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import FrameType
+from typing import Any
 
 from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire
 from synchromesh.values.fields import of_plain
@@ -20,6 +24,7 @@ class MemberTuning:
 
     beat: float = 0.2  # between two words of life
     again: float = 0.05  # between two cuts, until the rank has left its groups
+    stuck: float = 5.0  # in one collective, behind a cut: it will not end (seen with gloo)
     told: float = 10.0  # for the launcher to tell of a loss that a rank has seen by itself
 
 
@@ -47,6 +52,9 @@ class Member:
         self._line = Wire(link)
         self.number = 0  # of the generation
         self._told = threading.Event()
+        self._asked = threading.Event()  # the same, but also where it goes on all the same
+        self.over = False  # nobody can come any more
+        self._seen: tuple[Any, float] | None = None  # where the main thread is, and since when
         self._next: queue.Queue[Generation | str | None] = queue.Queue()
         threading.Thread(target=self._run, daemon=True, name="elastic member").start()
 
@@ -84,7 +92,7 @@ class Member:
 
     def hears_of_loss(self) -> bool:
         """The same, of a call that has failed as if one were: the launcher may know it later."""
-        return self._told.wait(TUNING.told)
+        return self._asked.wait(TUNING.told)
 
     def _run(self) -> None:
         there = select.poll()  # files may have numbers above those that `select` takes
@@ -102,6 +110,18 @@ class Member:
                 self._say()
             if self._told.is_set():
                 self.cut()
+                self._look()
+            else:
+                self._seen = None
+
+    def _look(self) -> None:
+        """Says so where the main thread waits in a collective that does not end."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        here = None if frame is None else (id(frame), frame.f_lasti)
+        if frame is None or self._seen is None or self._seen[0] != here:
+            self._seen = here, time.monotonic()
+        elif time.monotonic() - self._seen[1] > TUNING.stuck and _waits(frame):
+            self._line.send({"stuck": True})
 
     def _say(self) -> None:
         self._line.send({"step": self.steps, "marks": self.marks, "settled": self.settled})
@@ -110,11 +130,21 @@ class Member:
         match message:
             case {"generation": _}:
                 self._told.clear()
+                self._asked.clear()
                 self._next.put(of_plain(Generation, message["generation"], "generation"))
             case {"alone": True}:
                 self._next.put(None)
-            case {"leave": True}:
-                self._told.set()
+            case {"leave": bool(lost)}:
+                self._asked.set()
+                if lost or not self.over:
+                    self._told.set()
+
+
+def _waits(frame: FrameType) -> bool:
+    """Whether a collective is called there."""
+    file = frame.f_code.co_filename
+    own = file.endswith("/synchromesh/engine/world.py") and frame.f_code.co_name == "wait"
+    return own or "/torch/distributed/" in file
 
 
 @cache

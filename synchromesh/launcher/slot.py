@@ -35,6 +35,7 @@ class Slot:
     marks: dict[str, str] = field(default_factory=dict)
     settled: int = 0
     steps: int = 0
+    first: int = 0  # steps, when it began
     heard: float = 0.0
     code: int | None = None
     why: str = ""  # it was lost
@@ -42,6 +43,7 @@ class Slot:
     rank: int = 0  # in it
     leaves: bool = False  # was told to
     alone: bool = False  # was told to build
+    joins: bool = False  # was started while others trained
 
     @property
     def unheard(self) -> float:
@@ -51,7 +53,7 @@ class Slot:
     def state(self) -> RankState:
         return RankState(
             self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
-            self.code == 0,
+            self.code == 0, self.joins or self.alone,
         )  # fmt: skip
 
     def kill(self, why: str = "") -> None:
@@ -62,9 +64,12 @@ class Slot:
     def hear(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"step": int(steps), "marks": dict(marks), "settled": int(settled)}:
+                self.first = steps if not self.settled else self.first
                 self.steps, self.marks, self.settled = steps, marks, settled
             case {"ready": int(ready)}:
                 self.ready = ready
+            case {"stuck": True}:
+                self.kill("did not leave a collective")
         self.heard = time.monotonic()
 
     def obey(self, seat: Seat, orders: Orders) -> None:
@@ -81,4 +86,4 @@ class Slot:
             self.line.send({"generation": to_plain(own)})
         elif orders.leave > self.leaves:
             self.leaves = True
-            self.line.send({"leave": True})
+            self.line.send({"leave": bool(orders.lost)})

@@ -26,6 +26,8 @@ class _Place:
     before: int
     since: int
     best: float | None
+    since_then: int  # when the epoch began
+    best_then: float | None
     ended: EpochEnded | None
     recoveries: tuple[Regrouped, ...]
     stopped: str
@@ -105,8 +107,9 @@ class EpochParts:
     def _place(self) -> _Place:
         run = self.run
         return _Place(
-            run.epoch, run.first, run.trained, run.before, *run.since_best, run.ended,
-            tuple(run.recoveries), run.stopped, None if run.folder is None else str(run.folder),
+            run.epoch, run.first, run.trained, run.before, run.since, run.best, *run.since_best,
+            run.ended, tuple(run.recoveries), run.stopped,
+            None if run.folder is None else str(run.folder),
         )  # fmt: skip
 
     def _come(self, place: _Place) -> None:
@@ -114,7 +117,8 @@ class EpochParts:
         run = self.run
         run.epoch, run.first, run.trained = place.epoch, place.first, place.trained
         run.before, run.ended, run.stopped = place.before, place.ended, place.stopped
-        run.since_best = run.since, run.best = place.since, place.best
+        run.since, run.best = place.since, place.best
+        run.since_best = place.since_then, place.best_then
         run.recoveries = [*place.recoveries]
         run.folder = None if place.folder is None else Path(place.folder)
         run.emit(events.EpochStarted(run.epoch, run.loader.done, run.loader.batches))
@@ -127,6 +131,6 @@ class EpochParts:
         rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
         own += rest[len(own) - min(counts) :]
         own += [math.nan] * (done - len(own))
-        read = len(self.run.losses)
+        read = max(len(self.run.losses), min(self.run.before, done))  # one that comes has none
         self.run.losses = own[:read]
         self.run.unread = [torch.tensor(loss, dtype=torch.float64) for loss in own[read:]]

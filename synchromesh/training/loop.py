@@ -27,6 +27,8 @@ from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
 from synchromesh.values.caution import caution
+from synchromesh.values.optimizer import kind_of
+from synchromesh.values.version import VERSION
 from synchromesh.workloads.workload import Workload, is_stream
 
 
@@ -87,14 +89,18 @@ class Loop:
 
     def _marks(self, asked: dict[str, Any]) -> dict[str, str]:
         """By which a rank that would come is told from the others."""
-        described = self.trainer.model.described.values()
+        trainer, w = self.trainer, self.workload
+        described = trainer.model.described.values()
         asked = {name: asked[name] for name in asked if name != "whether the run is resumed"}
-        tensors = [[d.name, list(d.shape), d.dtype, d.trainable] for d in described]
+        settings = {k: v for k, v in trainer.optimizer.defaults.items() if k != "lr"}
+        code = getattr(w.loss, "__code__", None)
         marks = {
-            "model": tensors, "data": [len(self.loader), self.workload.batch_size, self.seed],
-            "settings": asked,
+            "model": [[d.name, list(d.shape), d.dtype, d.trainable] for d in described],
+            "data": [self.loader.samples, w.batch_size, self.seed], "settings": asked,
+            "optimizer": [kind_of(trainer.optimizer), settings],
+            "loss": None if code is None else [code.co_code, code.co_names, *code.co_consts[1:]],
         }  # fmt: skip
-        versions = f"torch {torch.__version__}"
+        versions = f"synchromesh {VERSION}, torch {torch.__version__}"
         return {n: str(fingerprint(repr(m))) for n, m in marks.items()} | {"version": versions}
 
     @property
@@ -148,7 +154,7 @@ class Loop:
         if adapt and not comes:
             trainer.adapt()
         began = time.monotonic()
-        trainer.survival.offer(self._marks(asked), trainer.adaptation)
+        trainer.survival.offer(self._marks(asked), trainer.steps, trainer.adaptation)
         while comes or (not self.stopped and self._more()):
             self._epoch(comes)
             comes = False
@@ -201,7 +207,7 @@ class Loop:
             self.epoch, self.trained = self.loader.cursor.epoch + 1, 0
             self.before, self.since_best = len(self.losses), (self.since, self.best)
             self.emit(events.EpochStarted(self.epoch, self.loader.done, self.loader.batches))
-        parts = self._steps_of, self._end_steps, self._validate, self._save_epoch
+        parts = self._steps_of, self._end_steps, self._validate, self._save_epoch, self._close
         EpochParts(self).do(parts, comes)
 
     def _steps_of(self, epoch: int) -> None:
@@ -229,6 +235,11 @@ class Loop:
         self.seconds = trainer.workers.longest(time.monotonic() - self.began - self.aside)
         self._read(epoch)
         self.emit(events.EpochTrained(epoch))
+
+    def _close(self, epoch: int) -> None:
+        if (self.stopped or not self._more()) and self.trainer.world.member is not None:
+            self.trainer.survival.close()
+            self.trainer.world.everyone.all_gather_json(0)  # no rank is ahead of others' parts
 
     def _save_epoch(self, epoch: int) -> None:
         if self.stopped:

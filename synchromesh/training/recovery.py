@@ -97,12 +97,17 @@ class Survival:
         """With which a rank begins: one that comes hears of the others' plan later."""
         return cls.FALL_BACK if world.alone else plan
 
-    def offer(self, marks: Mapping[str, str], adaptation: Adaptation) -> None:
+    def offer(self, marks: Mapping[str, str], steps: int, adaptation: Adaptation) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
             alone = self._execution.world.alone
             own.marks = dict(marks) if alone or not self.refused(adaptation) else {}
-            own.settled = own.number
+            own.settled, own.steps = own.number, steps
+
+    def close(self) -> None:
+        """Nobody can come any more."""
+        if (own := self._execution.world.member) is not None:
+            own.over, own.marks = True, {}
 
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
@@ -148,7 +153,7 @@ class Survival:
         while True:
             number, moves = own.number, state.moves
             try:
-                newest, first, more = self._meet(own, trainer, complete)
+                newest, first, more = self._meet(own, trainer, active, complete)
                 again, came = again + more, came + own.came
                 shared = self._shared(trainer.scheduler, plan, first)
                 self._regroup(active, shared, own.stay)
@@ -192,7 +197,7 @@ class Survival:
         return why and f"{why}: go on with the newest checkpoint, --resume"
 
     def _meet(
-        self, own: Member, trainer: "Recovering", complete: Callable[[], None]
+        self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
     ) -> tuple[int, int, int]:
         """Meets the ranks that are left. The step behind which they go on, the first of those who
         hold it, and how many steps are made again."""
@@ -205,7 +210,7 @@ class Survival:
             state.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
-        self._introduce()
+        self._introduce(active)
         steps = [int(n) for n in world.everyone.all_gather_json(trainer.steps)]
         if self._summed and max(steps) > trainer.steps:
             complete()
@@ -224,7 +229,7 @@ class Survival:
         newest = self._newest(steps_of)
         return newest, steps_of.index(newest), max(steps_of) - newest
 
-    def _introduce(self) -> None:
+    def _introduce(self, active: ActivePlan) -> None:
         """Those that come learn what the others hold."""
         execution, state = self._execution, self._execution.state
         everyone = execution.world.everyone
@@ -238,7 +243,7 @@ class Survival:
         text, devices, ranks, moves = everyone.broadcast_json(told, first)
         if self._comes:
             plan = Plan.parse(text)
-            step = execution.step_under(execution.active.step, plan)
+            step = execution.step_under(active.step, plan)
             state.come(execution.check.held(plan, step, devices), ranks, moves)
 
     def _newest(self, steps: Sequence[int]) -> int:

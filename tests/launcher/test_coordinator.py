@@ -197,3 +197,36 @@ def test_all_are_lost_and_begin_anew() -> None:
     assert (orders.number, where(orders), orders.before) == (2, ["a1", "b1"], (-1, -1))
     generation = orders.generation(Seat("b", 1))
     assert generation is not None and (generation.rank, generation.came) == (1, 0)
+
+
+def test_a_rank_of_a_host_that_trains_is_refused_alone() -> None:
+    hosts = Hosts("a", "b")
+    hosts.settle()
+    hosts.start("b", 1, {"model": "3", "data": "2"})
+    orders = hosts.decide()
+    assert not orders.leave and not orders.why("b") and not orders.end
+    assert hosts.said == ["host b cannot come: its model differ from those of the run"]
+
+
+def test_a_host_that_fails_before_it_has_come_is_on_its_own() -> None:
+    hosts = Hosts("a", "b")
+    hosts.settle()
+    states = [HostRanks(n, (hosts.ranks[Seat(n, 0)],)) for n in "ab"]
+    orders = hosts.own.decide([*states, HostRanks("c", (), failed="rank 0 of host c failed")])
+    assert not orders.end and orders.why("c")
+    assert hosts.said == ["rank 0 of host c failed; the others go on"]
+
+
+def test_who_was_started_to_come_does_not_begin_a_run() -> None:
+    hosts = Hosts("a")
+    hosts.settle()
+    hosts.change("a", why="was killed by SIGKILL")
+    hosts.start("a", 1)
+    hosts.change("a", 1, joins=True)
+    assert hosts.decide().number == 1
+    hosts.start("a", 2)
+    assert where(hosts.decide()) == ["a2"]
+
+
+def test_no_more_hosts_begin_than_are_asked_for() -> None:
+    assert where(Hosts("a", "b", "c", most=2).decide()) == ["a0", "b0"]
