@@ -33,17 +33,7 @@ exec srun --no-kill --kill-on-bad-exit=0 {words} \\
 
 def main(args: argparse.Namespace) -> int:
     words = args.arguments[args.arguments[:1] == ["--"] :]
-    if words[:1] != ["train"] or "--elastic" not in words[:-1]:
-        raise ValueError(
-            "submit takes an elastic run's own words: synchromesh submit --slurm FILE -- train "
-            "digits/cnn --elastic 2:4"
-        )
-    if not (args.slurm or args.kubernetes):
-        raise ValueError("submit needs to know for what: give --slurm FILE or --kubernetes FILE")
-    if added := [w for w in ("--coordinator", "--token-file", "--interface") if w in words]:
-        raise ValueError(f"submit says {' and '.join(added)} itself: leave it out of the run's")
-    if args.kubernetes and not args.image:
-        raise ValueError("--kubernetes needs --image, which has synchromesh and the run's files")
+    _check(args, words)
     try:
         least, most = hosts(words[words.index("--elastic") + 1])
     except argparse.ArgumentTypeError as error:
@@ -57,6 +47,20 @@ def main(args: argparse.Namespace) -> int:
     how = "sbatch" if args.slurm else "kubectl apply -f"
     print(f"synchromesh: start it with: {how} {path}", file=sys.stderr)
     return _tried(path) if args.slurm else 0
+
+
+def _check(args: argparse.Namespace, words: Sequence[str]) -> None:
+    if words[:1] != ["train"] or "--elastic" not in words[:-1]:
+        raise ValueError(
+            "submit takes an elastic run's own words: synchromesh submit --slurm FILE -- train "
+            "digits/cnn --elastic 2:4"
+        )
+    if not (args.slurm or args.kubernetes):
+        raise ValueError("submit needs to know for what: give --slurm FILE or --kubernetes FILE")
+    if added := [w for w in ("--coordinator", "--token-file", "--interface") if w in words]:
+        raise ValueError(f"submit says {' and '.join(added)} itself: leave it out of the run's")
+    if args.kubernetes and not args.image:
+        raise ValueError("--kubernetes needs --image, which has synchromesh and the run's files")
 
 
 def _slurm(args: argparse.Namespace, words: Sequence[str], least: int, most: int) -> str:

@@ -52,6 +52,11 @@ class RankState:
     joins: bool = False  # it was started to come to others
 
     @property
+    def there(self) -> bool:
+        """Whether it has come so far that it could be a rank."""
+        return self.ready >= 0 and not self.why
+
+    @property
     def built(self) -> bool:
         """Whether it has all it needs to come."""
         return bool(self.marks) and self.ready == 0 and not self.why
@@ -183,19 +188,23 @@ class Coordinator:
             self._left = leaving
 
     def _note(self, hosts: Sequence[HostRanks], known: Mapping[Seat, RankState]) -> None:
-        there = {h.host for h in hosts if any(r.ready >= 0 and not r.why for r in h.ranks)}
+        there = {seat.host for seat, rank in known.items() if rank.there}
         self._heard |= {h.host: time.monotonic() - h.unheard for h in hosts}
         if there - self._hosts:
             self._grown = time.monotonic()
         self._hosts = there
         self._over |= {seat for seat, rank in known.items() if rank.ended}
-        seats = {seat.host for seat in self.orders.seats}
         for host in [h for h in hosts if h.failed]:
-            if not seats or host.host in seats:
-                self._change(end=host.failed)
-            elif host.host not in self.orders.refused:
-                self._say(f"{host.failed}; the others go on")
-                self._change(refused={**self.orders.refused, host.host: "its ranks have failed"})
+            self._fail(host)
+
+    def _fail(self, host: HostRanks) -> None:
+        """Ends the run, or the part of a host that has not come yet."""
+        names = {seat.host for seat in self.orders.seats}
+        if not names or host.host in names:
+            self._change(end=host.failed)
+        elif host.host not in self.orders.refused:
+            self._say(f"{host.failed}; the others go on")
+            self._change(refused={**self.orders.refused, host.host: "its ranks have failed"})
 
     def _enough(self) -> bool:
         """Whether a generation may begin: there are as many hosts as are asked for, or it is the

@@ -214,10 +214,7 @@ class Survival:
         steps = [int(n) for n in world.everyone.all_gather_json(trainer.steps)]
         if self._summed and max(steps) > trainer.steps:
             complete()
-        for name, x in self._before.items():
-            execution.model.buffers[name].copy_(x)
-        self._before.clear()
-        self._summed = False
+        self._put_back()
         here = -1 if state.torn or self._comes else trainer.steps
         table = world.everyone.all_gather_json([here, state.moves])
         if len({moves for _, moves in table}) > 1:
@@ -228,6 +225,13 @@ class Survival:
         steps_of = [int(n) for n, _ in table]
         newest = self._newest(steps_of)
         return newest, steps_of.index(newest), max(steps_of) - newest
+
+    def _put_back(self) -> None:
+        """Buffers are as before the step that did not end."""
+        for name, x in self._before.items():
+            self._execution.model.buffers[name].copy_(x)
+        self._before.clear()
+        self._summed = False
 
     def _introduce(self, active: ActivePlan) -> None:
         """Those that come learn what the others hold."""
