@@ -44,7 +44,12 @@ class Ranks(Protocol):
 
     def after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]: ...
 
-    def wait(self, work: Any) -> None: ...
+    def wait(self, work: Any, message: bool = False) -> None: ...
+
+    @property
+    def elastic(self) -> bool: ...
+
+    def finish(self, work: Any) -> None: ...
 
 
 class Group:
@@ -80,6 +85,12 @@ class Group:
         self.rings.clear()
         return list(handles.values())
 
+    def _run(self, call: Callable[..., Any], *args: Any, asynchronous: bool = False) -> Any:
+        """A collective, until its end unless it is asynchronous."""
+        apart = asynchronous or self.world.elastic
+        work = call(*args, group=self.handle, async_op=apart)
+        return self.world.finish(work) if apart and not asynchronous else work
+
     def all_reduce(
         self, x: Tensor, op: Op = "sum", asynchronous: bool = False, counted: bool = True
     ) -> Any:
@@ -90,10 +101,10 @@ class Group:
             self.world.ledger.add("all_reduce", x.nbytes, self.size)
         lazy = x.is_conj() or x.is_neg()
         if x.is_contiguous() and x.dtype is not torch.int16 and not lazy:
-            return dist.all_reduce(x, _OPS[op], group=self.handle, async_op=asynchronous)
+            return self._run(dist.all_reduce, x, _OPS[op], asynchronous=asynchronous)
         assert not asynchronous, "an asynchronous all-reduce needs a contiguous tensor"
         total = resolved(x.to(torch.int32 if x.dtype is torch.int16 else x.dtype)).contiguous()
-        dist.all_reduce(total, _OPS[op], group=self.handle)
+        self._run(dist.all_reduce, total, _OPS[op])
         x.copy_(total)
         return None
 
@@ -233,11 +244,11 @@ class Group:
         device, source = self.world.device, self.ranks[root]
         data = json.dumps(value).encode() if self.index == root else b""
         length = torch.tensor(len(data), device=device)
-        dist.broadcast(length, source, group=self.handle)
+        self._run(dist.broadcast, length, source)
         text = torch.empty(int(length), dtype=torch.uint8, device=device)
         if self.index == root:
             text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(text, source, group=self.handle)
+        self._run(dist.broadcast, text, source)
         return json.loads(bytes(text.tolist()))
 
 
@@ -260,5 +271,5 @@ class Posted:
 
     def wait(self) -> None:
         for work in self.work:
-            self.world.wait(work)
+            self.world.wait(work, message=True)
         self.work, self.sent = [], []

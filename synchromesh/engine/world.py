@@ -1,9 +1,10 @@
 """A world: all ranks of a run, its groups, and the generations of an elastic one."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ T = TypeVar("T")
 
 class World:
     """All ranks of the run, and every group of this process until it is closed."""
+
+    LOOK: ClassVar = timedelta(seconds=1)  # between looks whether a rank is lost, while it waits
 
     def __init__(
         self, rank: int, size: int, device: torch.device, timeout: timedelta, owner: bool
@@ -98,8 +101,12 @@ class World:
         self._connections.cut()
 
     def leave(self) -> None:
-        """Leaves all groups, behind `cut`; the world is entered anew."""
+        """Leaves all groups, behind `cut`; the world is entered anew. A thread of its own waits
+        for their end, which a collective that does not end delays until the time-out."""
+        left = [x for g in self._groups.values() for x in (g.handle, g.messages, g.ring)]
+        left.append(dist.group.WORLD)
         self.close()
+        threading.Thread(target=left.clear, daemon=True, name="groups that were left").start()
         if not dist.is_initialized():  # torch names groups by it, also one that was never made
             dist.distributed_c10d._world.group_count = 0
         self._connections.forget()
@@ -117,11 +124,33 @@ class World:
         """Whether ranks do no longer call alike."""
         return self._left or (self.control is not None and bool(self.control.lost))
 
-    def wait(self, work: Any) -> None:
-        """Counts the seconds, too; on CUDA the host never waits."""
+    def wait(self, work: Any, message: bool = False) -> None:
+        """Counts the seconds, too; on CUDA the host never waits. message: of two ranks."""
         began = time.perf_counter()
-        work.wait()
+        if message or not self.elastic:
+            work.wait()
+        else:
+            self.finish(work)
         self.waited += time.perf_counter() - began
+
+    @property
+    def elastic(self) -> bool:
+        return self.member is not None and self.backend == "gloo"
+
+    def finish(self, work: Any) -> None:
+        """Waits for a collective, of an elastic run. One that does not end behind a cut is left as
+        it is: gloo forgets who waits for the rest of a message that has come in part."""
+        assert self.member is not None
+        while True:
+            try:
+                work.wait(self.LOOK)
+            except RuntimeError as error:
+                if work.is_completed() or "timed out" not in str(error):
+                    raise
+                if not self.member.told:
+                    continue
+                raise RuntimeError("connection lost: a collective does not end") from None
+            return
 
     def advance(self) -> None:
         """Lets go on what is for a rank's own thread to do: reduce-scatters in rings, and on the
