@@ -161,8 +161,9 @@ def commands() -> Iterator[Any]:
 def test_commands_parse(command: str) -> None:
     words = shlex.split(command)[1:]
     asked = parser().parse_args(words)
-    if "--" in words:  # what `lab run` starts
-        parser().parse_args(words[words.index("--") + 2 :])
+    if "--" in words:  # what `lab run` or `submit` starts
+        started = words[words.index("--") + 1 :]
+        parser().parse_args(started[started[0] == "synchromesh" :])
     assert isinstance(asked, argparse.Namespace) and callable(asked.main)
 
 

@@ -69,8 +69,9 @@ class Regrouped:
 
     def __str__(self) -> str:
         again = f"; {self.lost_steps} steps are made again" if self.lost_steps else ""
+        cause = self.cause or "ranks met anew"
         return (
-            f"{self.cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
+            f"{cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
             f"{self.plan}, after {self.recovered_seconds:.2f} s{again}"
         )
 
