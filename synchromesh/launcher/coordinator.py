@@ -282,7 +282,7 @@ class Coordinator:
         """Whether ranks of a host may come; what is against it is told. there: hosts."""
         why = ""
         if odd := [name for name in marks if its.get(name) != marks[name]]:
-            why = f"its {' and '.join(odd)} differ from those of the run"
+            why = f"it differs from the run in its {' and '.join(odd)}"
         elif host not in there and len(there) >= self.most:
             why = f"there are {self.most} hosts, the most that are asked for"
         if why and (host, why) not in self._told:

@@ -44,6 +44,11 @@ class LighthouseTuning:
     forget: float = 30.0  # a host without a word, also what it said
     answer: float = 30.0  # of a coordinator, which may be started later
     refused: float = 1.0  # the same, where its host says that there is none
+    tick: float = 0.05  # of the Lighthouse, between two looks whether a quorum is complete
+
+    @staticmethod
+    def of(seconds: float) -> timedelta:
+        return timedelta(seconds=seconds)
 
 
 LIMITS = LighthouseTuning()
@@ -138,10 +143,10 @@ class Lighthouse:
         words: Sequence[str],
     ) -> "Lighthouse":  # fmt: skip
         """Runs the Lighthouse at an address of this host. ValueError where it cannot listen."""
-        own = cls(f"http://{_bound(address)}:{port}", sealed, coordinator, words)
+        own = cls(f"http://{address}:{port}", sealed, coordinator, words)
         _check_free(address, port)
         own._server = _torchft().LighthouseServer(
-            bind=f"{_bound(address)}:{port}", min_replicas=1, quorum_tick_ms=50,
+            bind=f"{address}:{port}", min_replicas=1, quorum_tick_ms=round(1000 * LIMITS.tick),
             join_timeout_ms=round(1000 * LIMITS.join),
             heartbeat_timeout_ms=round(1000 * LIMITS.silent),
         )  # fmt: skip
@@ -186,18 +191,12 @@ class Lighthouse:
     def _run(self) -> None:
         client = None
         while not self._closed.wait(LIMITS.turn):
+            said = self._said()
             try:
-                if client is None:
-                    client = _torchft().LighthouseClient(self.url, timedelta(seconds=LIMITS.join))
+                client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.join))
+                # no address, store or step: all is in what is given along
                 quorum = client.quorum(
-                    self._sealed.name,
-                    timedelta(seconds=2 * LIMITS.join),
-                    "",
-                    "",
-                    0,
-                    1,
-                    False,
-                    self._said(),
+                    self._sealed.name, LIMITS.of(2 * LIMITS.join), "", "", 0, 1, False, said
                 )
             except Exception:  # also what is not JSON, of a stranger
                 client = None
@@ -252,7 +251,7 @@ class Lighthouse:
     def _refused(self) -> bool:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), LIMITS.turn).close()
+            socket.create_connection((host, int(port)), LIMITS.turn).close()
         except ConnectionRefusedError:
             return True
         except OSError:
@@ -262,10 +261,6 @@ class Lighthouse:
 
 def _torchft() -> Any:
     return importlib.import_module("torchft.coordination")
-
-
-def _bound(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _check_free(address: str, port: int) -> None:

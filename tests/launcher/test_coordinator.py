@@ -123,8 +123,8 @@ def test_ranks_of_one_host_come_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("marks", "why"),
-    [({"model": "1", "data": "3"}, "its data differ from those of the run"),
-     ({"model": "2"}, "its model and data differ from those of the run"),
+    [({"model": "1", "data": "3"}, "it differs from the run in its data"),
+     ({"model": "2"}, "it differs from the run in its model and data"),
      (MARKS, "there are 2 hosts, the most that are asked for")],
 )  # fmt: skip
 def test_who_cannot_come_is_told_why(marks: dict[str, str], why: str) -> None:
@@ -205,7 +205,7 @@ def test_a_rank_of_a_host_that_trains_is_refused_alone() -> None:
     hosts.start("b", 1, {"model": "3", "data": "2"})
     orders = hosts.decide()
     assert not orders.leave and not orders.why("b") and not orders.end
-    assert hosts.said == ["host b cannot come: its model differ from those of the run"]
+    assert hosts.said == ["host b cannot come: it differs from the run in its model"]
 
 
 def test_a_host_that_fails_before_it_has_come_is_on_its_own() -> None:
