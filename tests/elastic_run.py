@@ -68,7 +68,7 @@ class Faults:
     def __init__(self, words: Sequence[str], begun: Path) -> None:
         self.begun = begun
         split = [word.split(":") for word in words]
-        own = os.environ[SLOT]
+        own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
         self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
         self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
         self.trainer: sm.Trainer | None = None
