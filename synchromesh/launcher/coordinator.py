@@ -90,7 +90,7 @@ class Orders:
     may_go      hosts that leave, of which nothing is needed any more
     refused     by host, why its ranks cannot come
     stop        ranks stop at a step, with a checkpoint
-    end         why the run ends"""
+    end         why the run ends; apart: this host is, so that its ranks have nothing to save"""
 
     number: int = 0
     seats: tuple[Seat, ...] = ()
@@ -107,6 +107,7 @@ class Orders:
     refused: Mapping[str, str] = field(default_factory=dict)
     may_go: tuple[str, ...] = ()
     stop: bool = False
+    apart: bool = False
     end: str = ""
 
     def why(self, host: str) -> str:

@@ -208,7 +208,7 @@ class LocalRanks:
             return
         self.orders = orders
         if orders.why(self.name):
-            return self.end(TUNING.end)
+            return self.end(0 if orders.apart else TUNING.end)
         self.slots = [s for s in self.slots if s.code is None or s.generation >= orders.number]
         for slot in self.live:
             slot.obey(Seat(self.name, slot.number), orders)

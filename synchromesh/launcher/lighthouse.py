@@ -40,7 +40,8 @@ class LighthouseTuning:
     turn: float = 0.1  # between two quorums
     silent: float = 4.0  # a host without a word
     join: float = 1.0  # for hosts that have spoken before, until there is a quorum without them
-    unreached: float = 5.0  # the Lighthouse, until this host ends its ranks
+    beat: float = 3.0  # one that is silent counts for the Lighthouse's majority no longer
+    unreached: float = 3.9  # the Lighthouse, until this host ends its ranks: before others go on
     forget: float = 30.0  # a host without a word, also what it said
     answer: float = 30.0  # of a coordinator, which may be started later
     refused: float = 1.0  # the same, where its host says that there is none
@@ -148,7 +149,7 @@ class Lighthouse:
         own._server = _torchft().LighthouseServer(
             bind=f"{address}:{port}", min_replicas=1, quorum_tick_ms=round(1000 * LIMITS.tick),
             join_timeout_ms=round(1000 * LIMITS.join),
-            heartbeat_timeout_ms=round(1000 * LIMITS.silent),
+            heartbeat_timeout_ms=round(1000 * LIMITS.beat),
         )  # fmt: skip
         return own
 
@@ -165,6 +166,8 @@ class Lighthouse:
                 if now - heard < LIMITS.silent
             ]  # fmt: skip
             self.orders = self._coordinator.decide([state, *there])
+        else:
+            self._look()
         return self.orders
 
     @property
@@ -178,7 +181,7 @@ class Lighthouse:
 
     def close(self) -> None:
         """Others hear the last orders, and the Lighthouse ends."""
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self.orders.apart:
             self._closed.wait(3 * LIMITS.turn)
             self._closed.set()
             self._thread.join(LIMITS.join)
@@ -204,7 +207,6 @@ class Lighthouse:
                 for member in quorum.participants:
                     with suppress(ValueError, KeyError, TypeError, RecursionError):
                         self._hear(member.replica_id, member.data)
-            self._look()
 
     def _said(self) -> dict[str, str]:
         if self._coordinator is None:
@@ -240,13 +242,10 @@ class Lighthouse:
 
     def _look(self) -> None:
         """Ends this host's part where the coordinator is not there any more."""
-        if self._coordinator is not None:
-            return
         silent = time.monotonic() - self._heard
         if silent > LIMITS.unreached or (silent > LIMITS.refused and self._refused()):
-            self.orders = Orders(
-                self.orders.number, end=f"the coordinator at {self.url} is not reached any more"
-            )
+            why = f"the coordinator at {self.url} is not reached any more"
+            self.orders = Orders(self.orders.number, apart=True, end=why)
 
     def _refused(self) -> bool:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
