@@ -1,6 +1,6 @@
-"""A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS
-[RANK:STEPS:PLACE ...]`, as the command of an elastic launch. Rank 0 of the end writes losses and
-parameters to FILE; FILE.begun is there once it trains."""
+"""A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K]
+[RANK:STEPS:PLACE ...] [switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end
+writes losses and parameters to FILE; FILE.begun is there once it trains."""
 
 import json
 import os
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import synchromesh as sm
+from synchromesh.checkpoint import switch
+from synchromesh.checkpoint.model_state import ModelState
+from synchromesh.checkpoint.peer_copies import PeerCopies
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World
@@ -67,7 +70,9 @@ class Faults:
 
     def __init__(self, words: Sequence[str], begun: Path) -> None:
         self.begun = begun
-        split = [word.split(":") for word in words]
+        switches = [word.partition("=") for word in words if word.startswith("switch@")]
+        self.switches = {int(of.partition("@")[2]): plan for of, _, plan in switches}
+        split = [word.split(":") for word in words if not word.startswith("switch@")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
         self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
         self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
@@ -84,6 +89,11 @@ class Faults:
         self.before(Group, "all_reduce", "sum")
         self.before(Group, "start_exchange", "exchange")
         self.before(ControlChannel, "start", "agree")
+        self.before(PeerCopies, "take", "copy")
+        self.behind(PeerCopies, "restore", "restored")
+        self.behind(ModelState, "move", "moved")
+        self.before(Group, "exchange", "send")
+        self.before(switch, "_exchange", "move")
 
     def before(self, owner: Any, name: str, place: str) -> None:
         do: Callable[..., Any] = getattr(owner, name)
@@ -97,9 +107,10 @@ class Faults:
     def behind(self, owner: Any, name: str, place: str) -> None:
         do: Callable[..., Any] = getattr(owner, name)
 
-        def done(*args: Any, **named: Any) -> None:
-            do(*args, **named)
+        def done(*args: Any, **named: Any) -> Any:
+            result = do(*args, **named)
             self.at(place)
+            return result
 
         setattr(owner, name, done)
 
@@ -131,6 +142,8 @@ class Faults:
             case events.StepDone(seconds=seconds):
                 self.seconds.append(seconds)
                 self.at("behind")
+                if self.trainer is not None and self.trainer.steps in self.switches:
+                    self.trainer.switch(self.switches.pop(self.trainer.steps))
             case events.Finished(trainer, result):
                 parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
                 found = {"losses": result.losses, "parameters": parameters}
@@ -139,12 +152,17 @@ class Faults:
                 self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
 
 
-def main(file: str, plan: str, epochs: str, *words: str) -> None:
+def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
+    if words and words[0].startswith("replicate="):
+        replicate, words = words[0].partition("=")[2], words[1:]
     torch.set_num_threads(1)
     folder = Path(file)
     faults = Faults(words, folder.with_suffix(".begun"))
     saved = folder.with_suffix(".saved") if words else None
-    fit(workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved)
+    fit(
+        workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
+        replicate=replicate,
+    )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))
 

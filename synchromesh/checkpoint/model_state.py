@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from synchromesh.checkpoint.initial import initial_values
 from synchromesh.checkpoint.local_tensor import LocalTensor, box_view
 from synchromesh.checkpoint.optimizer_state import OptimizerState, first_state
-from synchromesh.checkpoint.switch import Move, TransferStats, move, redistribute
+from synchromesh.checkpoint.switch import Lent, Move, TransferStats, move, redistribute
 from synchromesh.engine.batches import fingerprint
 from synchromesh.engine.movable import bytes_of
 from synchromesh.engine.plan_groups import PlanGroups
@@ -38,6 +39,8 @@ class ModelState:
         self._all: tuple[int, ...] | None = None  # where not all of them count
         self.moves = 0  # that are over
         self.torn = False  # whether one that changes this rank's parts was left in the middle
+        # what ranks keep for others, in the move to come
+        self._lent: tuple[Mapping[str, Sides], Mapping[str, Lent]] = {}, {}
         self.placed_by = "", world.size  # the plan of `holdings`, and of how many devices
         everywhere = Layout(world.size, 1)
         self.holdings = {
@@ -60,23 +63,57 @@ class ModelState:
     ) -> TransferStats:
         """Brings every tensor to where `holdings` of `plan` says on the ranks of `groups`. Tensors
         on the meta device stay there: `start` places them."""
-        if self.world.rank not in self.ranks:
-            self._drop()
-        self._spread_optimizer_state()
-        moves = []
-        for name, new in holdings.items():
-            if self.model.local(name).is_meta:
-                continue
-            want = self.sides(new, groups.ranks)
-            moves.append(self._move(name, self._have(name, name), want))
-            moves += [self._move_state(name, k, want) for k in self.optimizer_state.moving(name)]
+        if not self.torn:  # else taken back
+            if self.world.rank not in self.ranks:
+                self._drop()
+            self.spread_optimizer_state()
+        moves = [self._with_lent(m) for m in self.moves_to(holdings, groups.ranks)]
         own = self.world.rank
-        self.torn = any([*m.have[own]] != [*m.want[own]] for m in moves)
+        self.torn |= any([*m.have[own]] != [*m.want[own]] for m in moves)
         moved = move(moves, self.world.everyone)
         self.torn, self._all, self.moves = False, None, self.moves + 1
+        self._lent = {}, {}
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         self.placed_by = plan, self.world.size
         return moved
+
+    def moves_to(self, holdings: Mapping[str, Holding], ranks: tuple[int, ...]) -> Iterator[Move]:
+        """Of each tensor that is not on the meta device, to where `holdings` says on `ranks`."""
+        for name, new in holdings.items():
+            if not self.model.local(name).is_meta:
+                want = self.sides(new, ranks)
+                yield self._move(name, self._have(name, name), want)
+                for key in self.optimizer_state.moving(name):
+                    yield self._move_state(name, key, want)
+
+    def _with_lent(self, m: Move) -> Move:
+        sides, tensors = self._lent
+        if m.name not in sides:
+            return m
+        have = tuple((*own, *more) for own, more in zip(m.have, sides[m.name], strict=True))
+        return replace(m, have=have, lent=tensors.get(m.name, []))
+
+    def take_back(
+        self, holdings: Mapping[str, Holding], ranks: tuple[int, ...],
+        optimizer: Mapping[str, Any], own: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        """This rank holds what it did once, `own` by names of moves; nothing where it has none.
+        Until it has moved no other step counts."""
+        self.torn, self._all, self.firsts = True, None, frozenset()
+        self.holdings, self.ranks = dict(holdings), ranks
+        self._drop()
+        for name in self.model.described:
+            if name in own:
+                self.model.place(name, own[name].clone())
+        self.optimizer_state.adopt(optimizer)
+        for name, parameter in self.model.parameters.items():
+            for key in self.optimizer_state.moving(name):
+                if f"{name}/{key}" in own:
+                    self.optimizer.state[parameter][key] = own[f"{name}/{key}"].clone()
+
+    def borrow(self, sides: Mapping[str, Sides], tensors: Mapping[str, Lent]) -> None:
+        """What ranks keep for others counts in the move to come. sides: of each rank."""
+        self._lent = sides, tensors
 
     def _drop(self) -> None:
         """This rank holds nothing that counts."""
@@ -92,8 +129,12 @@ class ModelState:
 
     def renumber(self, before: Sequence[int]) -> None:
         """The world has other ranks; before: which each was. All that are there count again."""
-        ranks, self._all = self._all or self.ranks, None
-        self.ranks = tuple(before.index(r) if r in before else self.LOST for r in ranks)
+        self.ranks, self._all = self.renumbered(self._all or self.ranks, before), None
+        self._lent = {}, {}
+
+    @classmethod
+    def renumbered(cls, ranks: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
+        return tuple(before.index(r) if r in before else cls.LOST for r in ranks)
 
     def count(self, holders: Collection[int]) -> str:
         """Only what these ranks hold counts in the move to come. The name of a tensor that they do
@@ -203,17 +244,19 @@ class ModelState:
             return False
         return not h.replica or bool(h.boxes(position))
 
-    def _spread_optimizer_state(self) -> None:
-        """Ranks learn which optimizer state exists of parameters that they have no part of."""
-        if self._held_everywhere():
-            return
+    def spread_optimizer_state(self) -> dict[str, Any]:
+        """Ranks learn which optimizer state exists of parameters that they have no part of; all
+        of it but the tensors that move."""
         described = self.described_optimizer(self.optimizer_state.describe())
+        if self._held_everywhere():
+            return described
         if self.world.rank not in self.ranks:
             self.optimizer_state.adopt(described)
-            return
+            return described
         position = self.ranks.index(self.world.rank)
         others = [n for n in self.model.parameters if not self._stepped(position, n)]
         self.optimizer_state.adopt_of(others, described["state"])
+        return described
 
     def described_optimizer(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The optimizer as all ranks together know it. own: this rank's description. Each tells
@@ -245,7 +288,7 @@ class ModelState:
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's own with entire tensors, in every rank's host memory; all call alike."""
         self.settle()
-        self._spread_optimizer_state()
+        self.spread_optimizer_state()
         names = {p: n for n, p in self.model.parameters.items()}
         order = [names[p] for group in self.optimizer.param_groups for p in group["params"]]
         made: dict[str, Any] = self.optimizer_state.state_dict()

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from synchromesh.checkpoint.local_tensor import box_view
 from synchromesh.engine.groups import Group
-from synchromesh.values.boxes import Box, BoxCopy, local_shape, split, transfer, volume
+from synchromesh.values.boxes import Box, BoxCopy, local_shape, split, transfer, volume, without
 
 Sides = Sequence[Sequence[Box]]  # boxes of each rank of the group
+Lent = list[tuple[Box, Tensor]]  # what a rank keeps for others, in tensors of their own
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ SIZES = RoundSizes()
 
 @dataclass
 class Move:
-    """One tensor that changes its boxes: `replace` drops the old local tensor for the new one."""
+    """One tensor that changes its boxes: `replace` drops the old local tensor for the new one.
+    lent: the last boxes of this rank's `have`, not in `current`; None: no rank has such."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,10 +43,12 @@ class Move:
     want: Sides
     current: Callable[[], Tensor]  # the local tensor; where there is none, an empty one
     replace: Callable[[Tensor], None]
+    lent: Lent | None = None
 
     @property
     def changes(self) -> bool:
-        return [list(boxes) for boxes in self.have] != [list(boxes) for boxes in self.want]
+        have, want = ([list(boxes) for boxes in sides] for sides in (self.have, self.want))
+        return self.lent is not None or have != want
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,16 @@ class _OpenMove:
     @classmethod
     def begin(cls, m: Move, index: int) -> "_OpenMove":
         old = m.current().detach()
-        kept = list(m.have[index]) == list(m.want[index])
+        kept = not m.lent and list(m.have[index]) == list(m.want[index])
         new = old if kept else old.new_empty(local_shape(m.want[index], len(m.shape)))
         return cls(m, old, new, kept)
 
     def given(self, part: BoxCopy) -> Tensor:
-        return box_view(self.old, self.move.have[part.source], part.box)
+        boxes, lent = self.move.have[part.source], self.move.lent or []
+        for box, tensor in lent:
+            if not without([part.box], [box]):
+                return box_view(tensor, [box], part.box)
+        return box_view(self.old, boxes[: len(boxes) - len(lent)], part.box)
 
     def place(self, part: BoxCopy) -> Tensor:
         return box_view(self.new, self.move.want[part.target], part.box)

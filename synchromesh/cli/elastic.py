@@ -42,6 +42,13 @@ def hosts(text: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
+def replicated(text: str) -> str:
+    """`auto`, `off`, or a number of steps."""
+    if text not in ("auto", "off") and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto, off nor a number of steps")
+    return text
+
+
 def check(args: argparse.Namespace) -> None:
     """ValueError for options of an elastic run that do not go together."""
     several = args.coordinator is not None
@@ -49,6 +56,8 @@ def check(args: argparse.Namespace) -> None:
     faults = {
         "--token-file and --interface are of several hosts: give --coordinator HOST:PORT":
             not several and bool(args.token_file or args.interface),
+        f"--replicate {args.replicate} is of an elastic run: give --elastic MIN:MAX":
+            args.replicate != "auto" and not args.elastic,
         "--coordinator is of an elastic run: give --elastic MIN:MAX":
             several and not args.elastic,
         "--coordinator needs --token-file, a secret that all hosts have: openssl rand -hex 32 > "
@@ -231,6 +240,9 @@ def of_train() -> list[Argument]:
         option("--elastic", type=hosts, metavar="MIN:MAX",
                help="go on with other ranks where some are killed, fall silent or come, of so "
                "many hosts"),
+        option("--replicate", type=replicated, default="auto", metavar="K",
+               help="with --elastic: steps between copies, in other hosts' memory, of what one "
+               "host alone has; off; default: auto, as often as takes 3 %% of the time"),
         option("--coordinator", type=address, metavar="HOST:PORT",
                help="with --elastic: where hosts hear of each other; the host that has this "
                "address decides, and the run ends with it"),

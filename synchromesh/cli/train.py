@@ -160,6 +160,7 @@ class Asked:
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
             patience=args.patience, noise_scale=args.noise_scale, rate=rate, batches=batches,
             allow=str(before.get("allow", "") if args.allow is None else args.allow),
+            replicate=args.replicate,
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def train(job: Job, document: TextIO | None) -> int:
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
             autocast=options.precision(job.bf16), headroom=job.headroom, allow=job.allow,
-            keep=job.keep,
+            keep=job.keep, replicate=job.replicate,
             best=job.best, patience=job.patience, noise_scale=job.noise_scale, batches=job.batches,
             on_event=report.take, say=display.say,
         )  # fmt: skip

@@ -47,8 +47,8 @@ class Member:
         self.marks: dict[str, str] = {}  # of what this rank could take part in
         self.settled = 0  # the generation in which it goes on
         self.lost: tuple[Loss, ...] = ()  # in the generation before
-        # of this generation: ranks that have come, hosts, ranks that stay
-        self.came = self.hosts = self.stay = 0
+        self.hosts: tuple[str, ...] = ()  # of each rank of this generation
+        self.came = self.stay = 0  # how many of its ranks have come, and stay
         self._line = Wire(link)
         self.number = 0  # of the generation
         self._told = threading.Event()
@@ -76,7 +76,7 @@ class Member:
         if isinstance(found, str):
             raise NoGeneration(found)
         if found is not None:
-            self.number, self.hosts, self.stay = found.number, len({*found.hosts}), found.stay
+            self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
             self.lost, self.came = found.lost, found.came
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found

@@ -186,6 +186,7 @@ class Job:
     tensorboard: bool = False
     headroom: str | None = None  # of a device's memory
     allow: str = ""  # as of `fit`
+    replicate: str = "auto"  # the same
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
     noise_scale: bool = False  # whether it is measured

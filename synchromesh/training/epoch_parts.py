@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -84,6 +84,11 @@ class EpochParts:
                 comes = False
                 self.run.recoveries.append(untold[-1])
                 self.run.step_seconds.clear()
+                back = self.run.trainer.survival.replication.back
+                if back is not None and self.run.epoch:
+                    recoveries, at = self.run.recoveries, 0
+                    self._come(of_plain(_Place, back[-1], "place"))
+                    self.run.recoveries = recoveries
 
     def _meet(self, at: int, end: int) -> int:
         """The part of an epoch that all ranks do next. A rank is in the epoch behind where it has
@@ -94,7 +99,7 @@ class EpochParts:
         latest = max(of for of, _ in table)
         epochs = [int(of) for of, _ in table]
         if 0 in epochs:
-            place = everyone.broadcast_json(to_plain(self._place()), epochs.index(latest))
+            place = everyone.broadcast_json(self.place(), epochs.index(latest))
             if self.run.epoch == 0:
                 self._come(of_plain(_Place, place, "place"))
         if self.run.epoch < latest:
@@ -104,13 +109,14 @@ class EpochParts:
             self.run.stopped = ""  # it is asked again
         return at
 
-    def _place(self) -> _Place:
+    def place(self) -> Any:
+        """Where this rank is, as JSON."""
         run = self.run
-        return _Place(
+        return to_plain(_Place(
             run.epoch, run.first, run.trained, run.before, run.since, run.best, *run.since_best,
             run.ended, tuple(run.recoveries), run.stopped,
             None if run.folder is None else str(run.folder),
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def _come(self, place: _Place) -> None:
         """This rank is where the others are."""

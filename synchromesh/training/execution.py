@@ -77,6 +77,7 @@ class Execution:
         self.workers.flush = self.sums.flush
         self.check = PlanCheck(self.state, planning, self.notices, options, losses.several)
         self._active: ActivePlan | None = None
+        self.latest: ActivePlan  # the same, or the one before where a switch did not end
         self.sharding = Sharding()
         self._groups = len(optimizer.param_groups)
         self._earlier: deque[ActivePlan] = deque(maxlen=TUNING.kept)
@@ -114,6 +115,10 @@ class Execution:
                 "already: close this trainer, prepare another and resume a checkpoint"
             )
         return self._active
+
+    @property
+    def in_force(self) -> bool:
+        return self._active is not None
 
     def _start(self) -> None:
         """Gives tensors of the meta device their values, and all of them those of `weights`."""
@@ -214,7 +219,7 @@ class Execution:
         self.pieces = PieceCount(self.world.everyone, possible, pieces)
         self.workers.follow(FilledPipeline(new, self.model, self.sums) if plan.kept else None)
         self._earlier.append(new)
-        self._active = new
+        self._active = self.latest = new
         return moved
 
     @property

@@ -29,6 +29,7 @@ def fit(
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
     batches: BatchRange | BatchSchedule | str | None = None, allow: str = "",
+    replicate: str = "auto",
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -45,6 +46,8 @@ def fit(
     batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
     grow behind epochs; default: all have the workload's batch size. Learning rates follow where
     the workload's come of `scaled` (training/learning_rate.py).
+    replicate: of an elastic run, after how many steps what ranks of one host alone have is copied
+    to another host's memory; `auto`: as often as takes 3 % of the time (training/replication.py).
     on_event: receives the values of training/events.py, on every rank (`events.only_reads`).
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -54,9 +57,16 @@ def fit(
     checkpoint could not be written."""
     if not isinstance(workload, Workload):
         raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
-    numbers = {"epochs": epochs, "steps": steps, "keep": keep, "patience": patience}
+    numbers: dict[str, Any] = {
+        "epochs": epochs,
+        "steps": steps,
+        "keep": keep,
+        "patience": patience,
+    }
     numbers["checkpoint_every"] = checkpoint_every
     functions = {"on_event": on_event, "stop": stop, "say": say}
+    if replicate not in ("auto", "off"):
+        numbers["replicate"] = int(replicate) if replicate.isdecimal() else replicate
     if faults := [*_faults(numbers, functions, autocast, checkpoints)]:
         raise ValueError(f"fit: {'; '.join(faults)}")
     if isinstance(batches, str):
@@ -73,6 +83,7 @@ def fit(
         autocast=autocast, carry=workload.carry, headroom=headroom, noise_scale=noise_scale,
         say=say, allow=allow,
     )  # fmt: skip
+    trainer.survival.replication.every = replicate
     requests = Stop(trainer, stop)
     loop = Loop(
         workload, trainer, requests, on_event or events.ignore, epochs or workload.epochs,

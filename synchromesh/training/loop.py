@@ -150,7 +150,8 @@ class Loop:
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
-        self.adapts = adapt
+        self.adapts, self.parts = adapt, EpochParts(self)
+        trainer.survival.replication.place = self.parts.place
         if adapt and not comes:
             trainer.adapt()
         began = time.monotonic()
@@ -208,7 +209,7 @@ class Loop:
             self.before, self.since_best = len(self.losses), (self.since, self.best)
             self.emit(events.EpochStarted(self.epoch, self.loader.done, self.loader.batches))
         parts = self._steps_of, self._end_steps, self._validate, self._save_epoch, self._close
-        EpochParts(self).do(parts, comes)
+        self.parts.do(parts, comes)
 
     def _steps_of(self, epoch: int) -> None:
         """The rest of an epoch's steps, from the loader's cursor on."""
@@ -223,6 +224,7 @@ class Loop:
             seconds = self._step(batch, full=loader.rows == loader.batch_size)
             self.trained += loader.rows
             self._after_step(epoch, done, loader.rows, seconds, waited)
+            trainer.survival.replication.step(trainer.steps, trainer.scheduler)
             asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last):
                 break

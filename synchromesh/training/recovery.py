@@ -4,7 +4,8 @@ state and go on.
 Every rank holds what it had when its last step was complete; one that was interrupted has changed
 buffers alone, which are put back. The newest step that ranks hold whole together is the one: who
 is at another, or comes, counts as having nothing, and gets its parts by the moves of a switch of
-plans. One that comes has traced and built by itself, in a world of its own."""
+plans. Where none is whole any more, that of their newest copies is (training/replication.py). One
+that comes has traced and built by itself, in a world of its own."""
 
 import time
 import traceback
@@ -15,17 +16,18 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from synchromesh.checkpoint.json_state import from_json, to_json
+from synchromesh.checkpoint.json_state import from_json
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.loaders import Loaders
 from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.engine.world import World
-from synchromesh.launcher.generation import Loss
+from synchromesh.launcher.generation import Generation, Loss
 from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.training import learning_rate
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
+from synchromesh.training.replication import Replication
 from synchromesh.values.fault import LOST, message
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -37,7 +39,8 @@ Scheduler = LRScheduler | learning_rate.ScaledRate
 class Regrouped:
     """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
     recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
-    again, the interrupted one left out."""
+    again, the interrupted one left out. state_from: "survivors", as they were, or "peers", whose
+    copies were taken."""
 
     from_step: int
     hosts: int
@@ -48,6 +51,7 @@ class Regrouped:
     leave: int
     recovered_seconds: float
     lost_steps: int
+    state_from: str = "survivors"
 
     @property
     def cause(self) -> str:
@@ -64,11 +68,12 @@ class Regrouped:
             "from_step": self.from_step, "hosts": self.hosts, "ranks": self.ranks,
             "plan": self.plan, "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
             "noticed_seconds": noticed, "recovered_seconds": round(self.recovered_seconds, 3),
-            "lost_steps": self.lost_steps, "state_from": "survivors",
+            "lost_steps": self.lost_steps, "state_from": self.state_from,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        again = f"; {self.lost_steps} steps are made again" if self.lost_steps else ""
+        copies = ", from copies in memory" if self.state_from == "peers" else ""
+        again = f"; {self.lost_steps} steps are made again{copies}" if self.lost_steps else copies
         cause = self.cause or "ranks met anew"
         return (
             f"{cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
@@ -92,6 +97,7 @@ class Survival:
         self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
+        self.replication = Replication(execution, loaders)
 
     @classmethod
     def first_plan(cls, plan: Plan, world: World) -> Plan:
@@ -104,6 +110,7 @@ class Survival:
             alone = self._execution.world.alone
             own.marks = dict(marks) if alone or not self.refused(adaptation) else {}
             own.settled, own.steps = own.number, steps
+            self.replication.begin()
 
     def close(self) -> None:
         """Nobody can come any more."""
@@ -115,6 +122,7 @@ class Survival:
         if (own := self._execution.world.member) is not None:
             if own.told:  # one that waits for nobody is not interrupted otherwise
                 raise RuntimeError("other ranks are lost, or come")
+            self.replication.timed = time.monotonic()
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
@@ -131,6 +139,7 @@ class Survival:
         self._before.clear()
         if (own := self._execution.world.member) is not None:
             self._loaders.commit()
+            self.replication.end_step()
             own.steps += 1
 
     def recover(
@@ -147,27 +156,34 @@ class Survival:
             raise RuntimeError(f"{message(error)}; the run ends: {why}") from error
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
-        active, plan = self._execution.active, self._execution.plan
+        active = self._execution.latest
+        plan = self._execution.plan if self._execution.in_force else active.plan
         if self._wanted is not None and active.plan == self._wanted[1]:
             plan = self._wanted[0]
-        lost, came, newest, again = list[Loss](), 0, trainer.steps, 0
+        lost, came, newest, latest = list[Loss](), 0, trainer.steps, 0
+        self.replication.back = None
         while True:
             number, moves = own.number, state.moves
             try:
-                newest, first, more = self._meet(own, trainer, active, complete)
-                again, came = again + more, came + own.came
+                newest, first, of_ranks = self._meet(own, trainer, active, complete)
+                latest, came = max(latest, of_ranks), came + own.came
                 shared = self._shared(trainer.scheduler, plan, first)
-                self._regroup(active, shared, own.stay)
-                self._adopt(shared, trainer.scheduler if trainer.steps != newest else None)
+                if shared["moves"]:  # so that there is a way back
+                    self.replication.keep(newest, trainer.scheduler, alone=True)
+                self._regroup(active, Plan.parse(shared["plan"]), own.stay)
+                self.replication.moved()
+                self._adopt(shared, trainer.scheduler)
                 trainer.steps = newest
                 trainer.adaptation.end()
+                self.replication.begin()
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
                 own.settled, own.steps, self._comes = own.number, newest, False
-                leave = size - own.stay
+                leave, hosts = size - own.stay, len({*own.hosts})
                 return Regrouped(
-                    newest, own.hosts, size, in_force, tuple(lost), came, leave, took, again
-                )
+                    newest, hosts, size, in_force, tuple(lost), came, leave, took, latest - newest,
+                    "survivors" if self.replication.back is None else "peers",
+                )  # fmt: skip
             except NoGeneration:
                 raise
             except Exception as other:
@@ -179,7 +195,7 @@ class Survival:
 
     def refused(self, adaptation: Adaptation) -> str:
         """Why other ranks would not go on as one device would; empty where they do."""
-        execution, active = self._execution, self._execution.active
+        execution, active = self._execution, self._execution.latest
         plan, step = active.plan, active.step
         attributes = step.opaque and bool({*step.changed} - execution.model.buffers.keys())
         faults = {
@@ -201,7 +217,7 @@ class Survival:
         self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
     ) -> tuple[int, int, int]:
         """Meets the ranks that are left. The step behind which they go on, the first of those who
-        hold it, and how many steps are made again."""
+        hold it, and the last step that one of them has done."""
         execution, world, state = self._execution, self._execution.world, self._execution.state
         world.cut()
         execution.lose()
@@ -209,6 +225,7 @@ class Survival:
         generation = own.next()
         if not self._comes:
             state.renumber(generation.before)
+            self.replication.copies.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
         self._introduce(active)
@@ -218,14 +235,22 @@ class Survival:
         self._put_back()
         here = -1 if state.torn or self._comes else trainer.steps
         table = world.everyone.all_gather_json([here, state.moves])
-        if len({moves for _, moves in table}) > 1:
-            raise RuntimeError(
-                "another rank was lost while state moved, and ranks hold parts of two plans: go "
-                "on with the newest checkpoint, --resume"
-            )
         steps_of = [int(n) for n, _ in table]
-        newest = self._newest(steps_of)
-        return newest, steps_of.index(newest), max(steps_of) - newest
+        if len({moves for _, moves in table}) > 1:  # another one was lost while it moved
+            missing = "the state under one plan"
+        else:
+            newest, missing = self._newest(steps_of)
+            if not missing:
+                return newest, steps_of.index(newest), max(steps_of)
+        state.moves = max(int(moves) for _, moves in table)
+        newest = self.replication.restore(active)
+        if newest < 0:
+            raise RuntimeError(
+                f"the ranks that are left do not hold {missing} whole at any step (they are "
+                f"behind steps {steps_of}): go on with the newest checkpoint, --resume"
+            )
+        first = next(r for r, own in enumerate(generation.before) if own != Generation.NEW)
+        return newest, first, max(steps)
 
     def _put_back(self) -> None:
         """Buffers are as before the step that did not end."""
@@ -251,30 +276,32 @@ class Survival:
             step = execution.step_under(active.step, plan)
             state.come(execution.check.held(plan, step, devices), ranks, moves)
 
-    def _newest(self, steps: Sequence[int]) -> int:
-        """The last step that ranks hold whole, whose parts count from now on. steps: of each."""
+    def _newest(self, steps: Sequence[int]) -> tuple[int, str]:
+        """The last step that ranks hold whole, whose parts count from now on; what is missing,
+        where there is none. steps: of each."""
         missing = "the state"
         for newest in sorted({*steps} - {-1}, reverse=True):
             holders = [rank for rank, held in enumerate(steps) if held == newest]
             missing = self._execution.state.count(holders)
             if not missing:
-                return newest
-        raise RuntimeError(
-            f"the ranks that are left do not hold {missing} whole at any step (they are behind "
-            f"steps {steps}): go on with the newest checkpoint, --resume"
-        )
+                return newest, ""
+        return -1, missing
 
     def _shared(self, scheduler: Scheduler | None, plan: Plan, first: int) -> Any:
-        """What is no tensor, of the first rank that holds the step: plan, scheduler, places."""
-        everyone, own = self._execution.world.everyone, None
+        """What is no tensor: the plan of the first rank that holds the step, its scheduler and
+        places, or those of the copies that were taken; moves: whether ranks that hold something
+        may lose parts of it by that plan."""
+        back, everyone, own = self.replication.back, self._execution.world.everyone, None
         if everyone.index == first:
-            known = None if scheduler is None else to_json(scheduler.state_dict(), "the scheduler")
-            own = [str(plan), known, [place.to_dict() for place in self._loaders.committed]]
+            moves = plan != self._execution.latest.plan or not self._execution.state.alike
+            known, places, *_ = back or self.replication.told(scheduler)
+            own = {"plan": str(plan), "scheduler": known, "places": places}
+            own["moves"] = moves and back is None
         return everyone.broadcast_json(own, first)
 
-    def _regroup(self, active: ActivePlan, shared: Any, stay: int) -> None:
+    def _regroup(self, active: ActivePlan, wanted: Plan, stay: int) -> None:
         """The plan of before, where it fits the ranks that stay."""
-        wanted, self._wanted = Plan.parse(shared[0]), None
+        self._wanted = None
         plans = [wanted, self.FALL_BACK]
         if stay < self._execution.world.size:
             only = tuple(range(stay))
@@ -287,11 +314,10 @@ class Survival:
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
 
-    def _adopt(self, shared: Any, behind: Scheduler | None) -> None:
-        """behind: the scheduler, where this rank did not hold the step."""
-        if behind is not None:
-            learning_rate.resume(behind, from_json(shared[1], "scheduler"))
-        self._loaders.go_on(map(Cursor.from_dict, shared[2]))
+    def _adopt(self, shared: Any, scheduler: Scheduler | None) -> None:
+        if scheduler is not None:
+            learning_rate.resume(scheduler, from_json(shared["scheduler"], "scheduler"))
+        self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
 
 
 class Recovering(Protocol):

@@ -54,8 +54,7 @@ class Trainer:
     steps_to_come   as the caller says and `update` counts down; 0: not known
     reports, sums   what the loss reports beside itself, since the last update; sums of gradients
     on_event        is called with decisions of the adapter, what came of them, changes of batches
-    stop_request    a number that travels with a step; agreed_stop_request: the greatest of the
-                    ranks' (`Stop`)"""
+    stop_request    goes with a step; agreed_stop_request: the greatest of the ranks' (`Stop`)"""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, losses: NamedLosses, example: Any, plan: Plan,
@@ -69,10 +68,10 @@ class Trainer:
         asked = options.headroom, options.say, options.allowed_on(world, model)
         planning = LivePlanning(model, optimizer, example, world, *asked)
         execution = Execution(model, optimizer, losses, example, plan, world, options, planning)
-        self.planning, self.state, self._execution = planning, execution.state, execution
+        self._execution, self.planning, self.state = execution, planning, execution.state
         self.reports, self.workers = execution.reports, execution.workers
         self.sums, self._accumulation = execution.sums, Accumulation(execution)
-        self.adaptation = Adaptation(self._execution, self.switch)
+        self.adaptation = Adaptation(execution, self.switch)
         self.survival = Survival(execution, self._loaders)
 
     # The plan
@@ -306,9 +305,10 @@ class Trainer:
             plan = self.planning.choose(self.traced)
         elif self.world.size == 1 and self._execution.stays_alone(plan):
             return Moved(0.0, 0, 0)
-        moved = self._execution.shift(plan)
+        with self.survival.replication.kept(self.steps, self.scheduler):
+            moved = Moved.of_ranks(self._execution.shift(plan), self.world.everyone, began)
         self.adaptation.restart()
-        return Moved.of_ranks(moved, self.world.everyone, began)
+        return moved
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's own names and shapes, complete, on every rank's host memory."""

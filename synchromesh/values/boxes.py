@@ -19,7 +19,7 @@ tensor of 4 rows and 4 columns:
 A copy whose source is its target is listed (whoever builds the new local tensor copies it) and
 costs no traffic."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -140,6 +140,25 @@ def transfer(have: Sequence[Sequence[Box]], want: Sequence[Sequence[Box]]) -> tu
     wanted element."""
     assert len(have) == len(want), f"{len(have)} ranks have, {len(want)} ranks want"
     return _transfer(_frozen(have), _frozen(want))
+
+
+def lent(have: Sequence[Sequence[Box]], hosts: Sequence[Hashable]) -> Boxes:
+    """What each rank keeps a copy of for others: what ranks of one host alone have, one of the
+    next host does. On one host alone ranks are as hosts, of which each may be lost."""
+    return _lent(_frozen(have), tuple(hosts))
+
+
+@lru_cache(maxsize=4096)
+def _lent(have: Boxes, hosts: tuple[Hashable, ...]) -> Boxes:
+    of = hosts if len(set(hosts)) > 1 else tuple(range(len(hosts)))
+    ranks_of = {host: [r for r, its in enumerate(of) if its == host] for host in dict.fromkeys(of)}
+    order, kept = [*ranks_of], [list[Box]() for _ in have]
+    for ranks, box in _holders(have) if len(order) > 1 else ():
+        home = of[ranks[0]]
+        if all(of[rank] == home for rank in ranks):
+            there = ranks_of[order[(order.index(home) + 1) % len(order)]]
+            kept[there[ranks_of[home].index(ranks[0]) % len(there)]].append(box)
+    return tuple(map(tuple, kept))
 
 
 def _frozen(boxes: Sequence[Sequence[Box]]) -> Boxes:

@@ -55,7 +55,7 @@ CASES = {  # plan, faults, the steps behind which ranks go on, how many there ar
     "tensor": ("hybrid:tensor=2", "1:4:step 2:9:behind", [4, 9], [3, 2]),
     "sums at different moments": ("hybrid:stages=2", "1:5:agree-all! 0:6:behind", [6], [3]),
     "stages": ("hybrid:stages=2", "3:5:update", None, [3]),
-    "sharded states": ("sharded-data", "1:3:step", None, None),
+    "sharded states": ("sharded-data", "replicate=off 1:3:step", None, None),
 }  # fmt: skip
 
 
@@ -80,6 +80,64 @@ def test_a_run_without_its_lost_ranks_is_the_run(
     assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
     told = [cause for g in found["generations"] for cause in g["cause"].split("; ")]
     assert sorted(told) == sorted(text for line in said for text in line.split("; "))
+
+
+COPIES = {  # plan, K, faults, the steps behind which ranks go on, and how many there are then
+    "sharded states": ("sharded-data", 1, "1:3:step 2:8:update", [3, 8], [3, 2]),
+    "zero1": ("zero1", 1, "0:3:step", [3], [3]),
+    "every third step": ("sharded-data", 3, "1:3:step 3:9:behind", [1, 8], [3, 2]),
+    "over an epoch's end": ("sharded-data", 4, "2:6:step", [5], [3]),
+    "behind an epoch's end": ("sharded-data", 4, "2:5:evaluate 1:12:update", [5, 10], [3, 2]),
+    "stages": ("pipeline:stages=2; @ranks=0-1", 2, "1:4:update", [3], [3]),
+    "tensor": ("hybrid:tensor=4", 2, "0:4:update", [3], [3]),
+    "while they are made": ("sharded-data", 2, "1:5:copy", [3], [3]),
+    "in the exchange of one": ("sharded-data", 2, "3:5:send", [3], [3]),
+    "when they are back": ("sharded-data", 2, "1:4:step 3:4:restored", [3], [2]),
+}  # fmt: skip
+
+
+@pytest.mark.wide(3)
+@pytest.mark.parametrize("case", COPIES)
+def test_what_one_rank_alone_had_comes_from_copies(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    plan, every, words, steps, ranks = COPIES[case]
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, plan, f"replicate={every}", *words.split())
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert [g["ranks"] for g in found["generations"]] == ranks
+    if steps is not None:
+        assert [g["from_step"] for g in found["generations"]] == steps
+    assert all(g["state_from"] == "peers" for g in found["generations"])
+    assert all(g["lost_steps"] <= every for g in found["generations"])
+    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
+
+
+SWITCHES = {  # plan, another one, the place where a rank is lost, whether copies are taken
+    "before": ("data", "hybrid:tensor=2", "1:4:copy", False),
+    "in the move": ("data", "hybrid:tensor=2", "1:4:move", None),
+    "behind it": ("data", "hybrid:tensor=2", "1:4:moved", None),
+    "from parts": ("hybrid:tensor=2", "sharded-data", "2:4:move", True),
+    "to the whole": ("sharded-data", "data", "3:4:move", True),
+    "from parts to others": ("sharded-data", "hybrid:stages=2", "3:4:moved", None),
+}  # fmt: skip
+
+
+@pytest.mark.wide(2)
+@pytest.mark.parametrize("case", SWITCHES)
+def test_a_rank_that_is_lost_in_a_switch_leaves_one_state(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    plan, other, fault, copied = SWITCHES[case]
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, plan, "replicate=99", fault, f"switch@4={other}")
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    (generation,) = found["generations"]
+    assert (generation["from_step"], generation["ranks"]) == (4, 3)
+    assert copied is None or (generation["state_from"] == "peers") == copied
+    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
 
 
 COMES = {  # plan, faults and where those that are left wait for so many ranks, the ranks then

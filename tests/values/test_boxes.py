@@ -15,6 +15,7 @@ from synchromesh.values.boxes import (
     full_box,
     intersection,
     join_dim,
+    lent,
     local_shape,
     place,
     split,
@@ -224,3 +225,19 @@ def test_places_of_boxes_are_those_of_a_tensor_joined_of_them(
 def test_a_place_outside_of_all_boxes_is_refused() -> None:
     with pytest.raises(AssertionError, match="is in none of"):
         place(((3, 5),), [((0, 4),), ((6, 8),)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.data())
+def test_what_one_host_alone_has_another_one_keeps(hosts: list[str], data: st.DataObject) -> None:
+    of = hosts if len({*hosts}) > 1 else [*map(str, range(len(hosts)))]
+    ends = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(sorted)
+    have = [(((a, b),),) for a, b in (data.draw(ends) for _ in hosts)]
+    kept = lent(have, hosts)
+    for row in range(6):
+        owners, keepers = (
+            {of[r] for r, side in enumerate(sides) if any(a <= row < b for ((a, b),) in side)}
+            for sides in (have, kept)
+        )
+        alone = len(owners) == 1 and len({*of}) > 1
+        assert len(keepers) == alone and not keepers & owners

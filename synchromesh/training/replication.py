@@ -1,0 +1,126 @@
+"""When an elastic run copies its state in memory, and how it goes on from there
+(checkpoint/peer_copies.py)."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from synchromesh.checkpoint.json_state import to_json
+from synchromesh.checkpoint.peer_copies import PeerCopies
+from synchromesh.data.loaders import Loaders
+from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.execution import Execution
+from synchromesh.training.learning_rate import ScaledRate
+from synchromesh.values.plan import Plan
+
+
+class Replication:
+    """Behind every so many steps, as many as let copies take a share of the time, what ranks of
+    one host alone have is copied; nothing where others have all of it.
+
+    every   steps between copies: a number, `auto` as said above, or `off`
+    place   where the training loop is, as JSON
+    back    what is no tensor of the copies that a recovery has taken"""
+
+    SHARE: ClassVar = 0.03  # of the steps' time that copies may take (issue of elastic runs)
+    UNTIMED: ClassVar = 8  # steps between the first two copies, until both are timed; chosen
+
+    def __init__(self, execution: Execution, loaders: Loaders) -> None:
+        self._execution, self._loaders = execution, loaders
+        self.copies = PeerCopies(execution.state, self._hosts)
+        self.every = "auto"
+        self.place: Callable[[], Any] = lambda: None
+        self.back: Any = None
+        self.timed: float | None = None  # when the step that goes on began
+        self._due: float = math.inf  # steps until the next copy
+        self._moves = -1  # of the state, when that was decided
+        self._steps, self._seconds = 0, 0.0  # that were timed since the last one
+
+    def _hosts(self) -> tuple[str, ...]:
+        own = self._execution.world.member
+        return () if own is None else own.hosts
+
+    @property
+    def _on(self) -> bool:
+        return self._execution.world.elastic and self.every != "off"
+
+    def begin(self) -> None:
+        """Ranks have met."""
+        self._moves, self._steps, self._seconds = -1, 0, 0.0
+
+    def end_step(self) -> None:
+        if self.timed is not None:
+            self._seconds += time.monotonic() - self.timed
+            self.timed = None
+        self._steps += 1
+        self._due -= 1
+
+    def told(self, scheduler: LRScheduler | ScaledRate | None) -> list[Any]:
+        """What is no tensor of a step: scheduler and places in the data."""
+        known = None if scheduler is None else to_json(scheduler.state_dict(), "the scheduler")
+        return [known, [place.to_dict() for place in self._loaders.committed]]
+
+    def step(self, steps: int, scheduler: LRScheduler | ScaledRate | None) -> None:
+        """Behind a step; copies where it is time. All ranks call alike."""
+        if not self._on:
+            return
+        state = self._execution.state
+        if self._moves != state.moves:  # another plan is in force
+            self._moves, self._due = state.moves, 0 if self.copies.needed() else math.inf
+        if self._due > 0:
+            return
+        began = time.monotonic()
+        self.copies.take(steps, [*self.told(scheduler), self.place()])
+        self._due = self._next(time.monotonic() - began)
+        self._steps, self._seconds = 0, 0.0
+
+    def _next(self, seconds: float) -> int:
+        """Steps until the next copy, by what ranks have timed."""
+        if self.every != "auto":
+            return int(self.every)
+        own = seconds, self._seconds / self._steps if self._steps else 0.0
+        table = self._execution.world.everyone.all_gather_json(own)
+        longest, step = max(float(c) for c, _ in table), min(float(s) for _, s in table)
+        return math.ceil(longest / (self.SHARE * step)) if step else self.UNTIMED
+
+    def keep(
+        self, steps: int, scheduler: LRScheduler | ScaledRate | None, alone: bool = False
+    ) -> None:
+        """Before state moves: ranks can go back to what they have now. alone: each to its own."""
+        if self._on:
+            self.copies.take(steps, [*self.told(scheduler), self.place()], alone)
+            self._moves = -1
+
+    def moved(self) -> None:
+        """All ranks have what they are to have."""
+        if self._on and not self.copies.needed():
+            self.copies.drop()
+
+    @contextmanager
+    def kept(self, steps: int, scheduler: LRScheduler | ScaledRate | None) -> Iterator[None]:
+        """Inside, ranks can go back to what they had; all have moved at its end."""
+        self.keep(steps, scheduler)
+        try:
+            yield
+        except ValueError:  # nothing has moved
+            self.moved()
+            raise
+        self.moved()
+
+    def restore(self, active: ActivePlan) -> int:
+        """The step of the newest copies, which ranks take back; -1: there are none that are whole.
+        All ranks call alike."""
+        execution = self._execution
+
+        def held(plan: str, devices: int) -> Any:
+            parsed = Plan.parse(plan)
+            return execution.check.held(parsed, execution.step_under(active.step, parsed), devices)
+
+        step, told = self.copies.restore(held) if self.every != "off" else (-1, None)
+        if step >= 0:
+            self.back = told
+        return step
