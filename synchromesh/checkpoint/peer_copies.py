@@ -15,7 +15,7 @@ from torch import Tensor
 from synchromesh.checkpoint.local_tensor import box_view
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.switch import Lent, Move
-from synchromesh.values.boxes import Box, full_box, lent, local_shape, without
+from synchromesh.values.boxes import Box, full_box, lent, local_shape, volume, without
 from synchromesh.values.holding import Holding
 
 Sides = tuple[tuple[Box, ...], ...]  # boxes of each rank of the world
@@ -68,6 +68,16 @@ class PeerCopies:
         state, hosts = self._state, self._hosts()
         sides = {state.sides(holding, state.ranks) for holding in state.holdings.values()}
         return any(any(lent(side, hosts)) for side in sides)
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes that they will take on this rank, two of each, and of those what others send."""
+        state, index = self._state, self._state.world.rank
+        held = kept = 0
+        for m in state.moves_to(state.holdings, state.ranks):
+            item = m.current().element_size()
+            held += item * sum(map(volume, m.have[index]))
+            kept += item * sum(map(volume, lent(m.have, self._hosts())[index]))
+        return 2 * (held + kept), kept
 
     def take(self, step: int, told: Any, alone: bool = False) -> None:
         """The state as it is, behind `step`. alone: nothing is lent. All ranks call alike; where

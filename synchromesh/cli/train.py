@@ -103,6 +103,12 @@ COMMAND = command(
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
     *elastic.of_train(),
+    option("--skip-non-finite", type=options.positive, metavar="K",
+           help="leave out steps whose gradients are not finite on some rank, on all of them, and "
+           "end the run behind K of them in a row"),
+    option("--check-replicas", type=options.positive, metavar="K",
+           help="compare, every K steps, what several ranks hold alike, and end the run where one "
+           "of them has changed"),
     option("--noise-scale", action="store_true",
            help="measure the gradient noise scale, a number of rows, in so many steps that it "
            "takes 1 %% of their time"),
@@ -160,7 +166,8 @@ class Asked:
             command=tuple(args.words), headroom=args.headroom, keep=args.keep, best=args.best,
             patience=args.patience, noise_scale=args.noise_scale, rate=rate, batches=batches,
             allow=str(before.get("allow", "") if args.allow is None else args.allow),
-            replicate=args.replicate,
+            replicate=args.replicate, skip_non_finite=args.skip_non_finite,
+            check_replicas=args.check_replicas,
         )  # fmt: skip
 
 

@@ -41,7 +41,8 @@ def train(job: Job, document: TextIO | None) -> int:
             seed=job.seed, checkpoints=job.folder.checkpoints, checkpoint_every=job.every,
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
             autocast=options.precision(job.bf16), headroom=job.headroom, allow=job.allow,
-            keep=job.keep, replicate=job.replicate,
+            keep=job.keep, replicate=job.replicate, skip_non_finite=job.skip_non_finite,
+            check_replicas=job.check_replicas,
             best=job.best, patience=job.patience, noise_scale=job.noise_scale, batches=job.batches,
             on_event=report.take, say=display.say,
         )  # fmt: skip
@@ -370,7 +371,8 @@ class _Report:
             "sent_bytes_per_step": list(result.sent_bytes_per_step),
             "staleness": result.staleness, "updates": result.updates,
             "generations": [regrouped.to_dict() for regrouped in result.recoveries],
-            "useful_share": result.useful_share,
+            "useful_share": result.useful_share, "skipped_steps": list(result.skipped_steps),
+            "loss_spikes": to_plain(result.loss_spikes),
         }  # fmt: skip
         self._log(logged.RunEnded.saying(values))
         if self.document is not None:

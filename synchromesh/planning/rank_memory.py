@@ -15,7 +15,7 @@ from synchromesh.launcher.rank import report_shortage
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planner.problem import Headroom, Say
-from synchromesh.programs.memory import process_bytes, storage_bytes
+from synchromesh.programs.memory import process_bytes, storage_bytes, transient_bytes
 from synchromesh.programs.model import Model
 from synchromesh.programs.optimizer import state_factor, states_of
 from synchromesh.values.caution import caution
@@ -54,6 +54,11 @@ class RankMemory:
 
     def free_bytes(self) -> int:
         return free_bytes(self._share, self.world.device)
+
+    def room(self) -> int:
+        """Bytes that training so far has left free at its fullest."""
+        free = self.free_bytes()
+        return free - (transient_bytes() if self.world.device.type == "cpu" else 0)
 
     def limit(self) -> None:
         """Notes what memory there is, while this process has no tensors but the model's and its

@@ -186,7 +186,9 @@ class Job:
     tensorboard: bool = False
     headroom: str | None = None  # of a device's memory
     allow: str = ""  # as of `fit`
-    replicate: str = "auto"  # the same
+    replicate: str = "auto"  # the same, as the next two
+    skip_non_finite: int | None = None
+    check_replicas: int | None = None
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
     noise_scale: bool = False  # whether it is measured

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.training.batch_sizes import BatchChange
+from synchromesh.training.integrity import Spike
 from synchromesh.training.recovery import Regrouped
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
@@ -125,6 +126,8 @@ class FitResult:
     staleness: Mapping[str, Any] | None = None  # of an asynchronous plan: `Workers.staleness`
     updates: int | None = None  # of its servers
     recoveries: tuple[Regrouped, ...] = ()  # of an elastic run
+    skipped_steps: tuple[int, ...] = ()  # whose gradients were not finite, where that is looked at
+    loss_spikes: tuple[Spike, ...] = ()
 
     @property
     def useful_share(self) -> float:

@@ -29,7 +29,7 @@ def fit(
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
     batches: BatchRange | BatchSchedule | str | None = None, allow: str = "",
-    replicate: str = "auto",
+    replicate: str = "auto", skip_non_finite: int | None = None, check_replicas: int | None = None,
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -48,6 +48,9 @@ def fit(
     the workload's come of `scaled` (training/learning_rate.py).
     replicate: of an elastic run, after how many steps what ranks of one host alone have is copied
     to another host's memory; `auto`: as often as takes 3 % of the time (training/replication.py).
+    skip_non_finite: steps whose gradients are not finite on some rank are left out on all, until
+    so many of them follow each other: RuntimeError. check_replicas: after so many steps each rank
+    compares what it holds with those that hold the same: RuntimeError where one has another.
     on_event: receives the values of training/events.py, on every rank (`events.only_reads`).
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -64,6 +67,7 @@ def fit(
         "patience": patience,
     }
     numbers["checkpoint_every"] = checkpoint_every
+    numbers |= {"skip_non_finite": skip_non_finite, "check_replicas": check_replicas}
     functions = {"on_event": on_event, "stop": stop, "say": say}
     if replicate not in ("auto", "off"):
         numbers["replicate"] = int(replicate) if replicate.isdecimal() else replicate
@@ -93,6 +97,7 @@ def fit(
     adapts = plan.automatic if adapt is None else adapt
     with requests.on_signals():
         try:
+            trainer.survival.integrity.require(skip_non_finite or 0, check_replicas or 0)
             return loop.run(None if resume is None else Path(resume), adapts)
         finally:
             trainer.close()

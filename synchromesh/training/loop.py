@@ -22,6 +22,7 @@ from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
 from synchromesh.training.epoch_parts import EpochParts
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
+from synchromesh.training.integrity import Spikes
 from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
@@ -72,6 +73,7 @@ class Loop:
     since_best: tuple[int, float | None] = (0, None)  # as `since` and `best` were when it began
     adapts: bool = False  # the plan
     recoveries: list[Regrouped] = field(default_factory=list)
+    spikes: Spikes = field(default_factory=Spikes)
     aside: float = 0.0  # seconds of this epoch in which whoever sees the events did something
 
     def _require_alike(self, resume: Path | None, adapt: bool) -> dict[str, Any]:
@@ -224,6 +226,7 @@ class Loop:
             seconds = self._step(batch, full=loader.rows == loader.batch_size)
             self.trained += loader.rows
             self._after_step(epoch, done, loader.rows, seconds, waited)
+            trainer.survival.integrity.replicas(trainer.steps)
             trainer.survival.replication.step(trainer.steps, trainer.scheduler)
             asked = time.monotonic()
             if self.stopped or (self.steps == trainer.steps and not loader.last):
@@ -291,6 +294,8 @@ class Loop:
             del self.unread[:count]
             self.losses += values
             self.emit(events.Losses(epoch, first, values))
+            for spike in self.spikes.look(first, values):
+                self.trainer.options.say(str(spike))
 
     def _validate(self, epoch: int) -> None:
         if self.stopped:
@@ -361,4 +366,5 @@ class Loop:
             () if (sizes := trainer.adaptation.batches) is None else tuple(sizes.changes),
             tuple(trainer.gather_numbers(self.sent // max(1, len(self.losses)))),
             trainer.workers.staleness(), trainer.workers.updates(), tuple(self.recoveries),
+            tuple(trainer.survival.integrity.skipped), tuple(self.spikes.found),
         )  # fmt: skip

@@ -27,6 +27,7 @@ from synchromesh.training import learning_rate
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
+from synchromesh.training.integrity import Integrity
 from synchromesh.training.replication import Replication
 from synchromesh.values.fault import LOST, message
 from synchromesh.values.layout_spec import LayoutSpec
@@ -97,7 +98,7 @@ class Survival:
         self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
-        self.replication = Replication(execution, loaders)
+        self.replication, self.integrity = Replication(execution, loaders), Integrity(execution)
 
     @classmethod
     def first_plan(cls, plan: Plan, world: World) -> Plan:
@@ -126,9 +127,11 @@ class Survival:
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
-    def agree(self) -> None:
-        """All ranks can complete the step: where they hold parts of tensors, none does before. A
-        rank that is told so late completes it when it learns that another one has (`_meet`)."""
+    def agree(self, steps: int) -> None:
+        """All ranks can complete the step behind `steps`: where they hold parts of tensors, none
+        does before. A rank that is told so late completes it when it learns that another one has
+        (`_meet`)."""
+        self.integrity.gradients(steps)
         execution, self._summed = self._execution, True
         if execution.world.member is not None and not execution.state.alike:
             checked_gather(execution.world.everyone, STEP)

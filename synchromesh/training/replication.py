@@ -16,6 +16,7 @@ from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.execution import Execution
 from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.values.plan import Plan
+from synchromesh.values.size import readable
 
 
 class Replication:
@@ -69,14 +70,38 @@ class Replication:
         if not self._on:
             return
         state = self._execution.state
-        if self._moves != state.moves:  # another plan is in force
-            self._moves, self._due = state.moves, 0 if self.copies.needed() else math.inf
+        if begins := self._moves != state.moves:  # another plan is in force
+            possible = self.copies.needed() and self._fits()
+            self._moves, self._due = state.moves, 0 if possible else math.inf
         if self._due > 0:
             return
         began = time.monotonic()
         self.copies.take(steps, [*self.told(scheduler), self.place()])
-        self._due = self._next(time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._due = self._next(seconds)
         self._steps, self._seconds = 0, 0.0
+        if begins:
+            whole, kept = self.copies.sizes()
+            self._execution.options.say(
+                f"copies of what one host alone has take {seconds:.2f} s and {readable(whole)} of "
+                f"this rank's memory, {readable(kept)} of which come from another one each time"
+            )
+
+    def _fits(self) -> bool:
+        """Whether all ranks have memory for copies, which is told where they have not."""
+        memory, everyone = self._execution.planning.memory, self._execution.world.everyone
+        table = everyone.all_gather_json([self.copies.sizes()[0], memory.room()])
+        lacks = [rank for rank, (size, room) in enumerate(table) if size > room]
+        if self.every != "auto" or not lacks:
+            return True
+        size, room = map(int, table[lacks[0]])
+        self._execution.notices.once(
+            f"what one host alone has is not copied to another: rank {lacks[0]} would need "
+            f"{readable(size)} for it and has {readable(max(0, room))} left, so that the run goes "
+            "on from its newest checkpoint where that host is lost; --replicate K copies all the "
+            "same"
+        )
+        return False
 
     def _next(self, seconds: float) -> int:
         """Steps until the next copy, by what ranks have timed."""

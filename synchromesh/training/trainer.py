@@ -246,7 +246,7 @@ class Trainer:
         """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
         self._accumulation.warn_of_parts(self.steps)
-        self.survival.agree()
+        self.survival.agree(self.steps)
         self._complete()
 
     def _complete(self) -> None:

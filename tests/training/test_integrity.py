@@ -1,0 +1,178 @@
+"""Gradients that are not finite, replicas that differ, losses that jump."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import synchromesh as sm
+from synchromesh.training.events import FitEvent, Started, StepDone
+from synchromesh.training.integrity import Spikes
+from tests.ranks import run
+
+PLANS = ("data", "hybrid:tensor=2", "sharded-data", "hybrid:stages=2")
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def rows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, x[:, :3].argmax(1)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 4)).double()
+
+
+def prepared(plan: str, skips: int = 0, every: int = 0) -> sm.Trainer:
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    trainer = sm.prepare(made, optimizer, loss, rows(8), plan=plan)
+    trainer.survival.integrity.require(skips, every)
+    return trainer
+
+
+def one_is_not_finite(plan: str, value: float) -> list[dict[str, Tensor]]:
+    trainer, states = prepared(plan, skips=3), list[dict[str, Tensor]]()
+    for step in range(4):
+        trainer.backward(trainer.shard(rows(8, step)))
+        if step == 2 and trainer.rank == 1:
+            gradient = next(iter(trainer.workers.leaves.values())).grad
+            if gradient is None:  # of another stage
+                leaves = trainer.workers.leaves.values()
+                gradient = next(p.grad for p in leaves if p.grad is not None)
+            gradient.view(-1)[0] = value
+        trainer.update()
+        states.append(trainer.state_dict())
+    assert trainer.survival.integrity.skipped == [3] and trainer.steps == 4
+    trainer.close()
+    return states
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_step_with_gradients_that_are_not_finite_is_left_out_on_all(plan: str) -> None:
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    for step in (0, 1, 3):
+        optimizer.zero_grad()
+        loss(made, rows(8, step)).backward()
+        optimizer.step()
+    for value in (float("nan"), float("inf")):
+        for states in run(4, one_is_not_finite, plan, value):
+            for name, x in states[1].items():
+                assert x.equal(states[2][name]) and not x.equal(states[3][name])
+            torch.testing.assert_close(states[3], made.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def never_finite(plan: str) -> str:
+    trainer = prepared(plan, skips=2)
+    x, y = rows(8)
+    x[5] = float("nan")
+    for step in range(3):
+        try:
+            trainer.step(trainer.shard((x, y)))
+        except RuntimeError as error:
+            assert step == 1
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("plan", PLANS[:2])
+def test_too_many_such_steps_in_a_row_end_the_run(plan: str) -> None:
+    for said in run(2, never_finite, plan):
+        assert "not finite in 2 steps in a row, up to step 2 (rank 0 of 0.weight, rank 1" in said
+
+
+def one_bit(plan: str, of: str) -> str:
+    trainer = prepared(plan, every=2)
+    for step in range(6):
+        trainer.step(trainer.shard(rows(8, step)))
+        if step == 2 and trainer.rank == 2:
+            parameter = trainer.model.parameters["0.weight"]
+            tensor = parameter.data if of == "weight" else trainer.optimizer.state[parameter][of]
+            tensor.view(-1).view(torch.int64)[0] ^= 1 << 30  # of the mantissa
+        try:
+            trainer.survival.integrity.replicas(trainer.steps)
+        except RuntimeError as error:
+            assert step == 3
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("of", ["weight", "exp_avg"])
+@pytest.mark.parametrize("plan", ["data", "hybrid:tensor=2", "sharded-data"])
+def test_a_replica_of_which_a_bit_has_changed_is_found(plan: str, of: str) -> None:
+    for said in run(4, one_bit, plan, of):
+        if plan == "sharded-data":  # each has a part alone
+            assert said == ""
+            continue
+        rank = "that of rank 2 differs" if plan == "data" else "one of ranks [0, 2] differs"
+        assert "0.weight, or its optimizer state, is not the same" in said
+        assert f"{rank} behind step 4 (all were equal behind step 2)" in said
+
+
+def fitted(folder: Path) -> tuple[tuple[int, ...], int]:
+    x, y = rows(24)
+    x[3] = float("nan")
+    w = sm.Workload(
+        model=model, loss=loss, train_data=[*zip(x, y, strict=True)], batch_size=4,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), epochs=2, name="odd",
+    )  # fmt: skip
+    steps = 0
+
+    def take(event: FitEvent) -> None:
+        nonlocal steps
+        steps += isinstance(event, StepDone)
+
+    result = sm.fit(w, "data", skip_non_finite=3, check_replicas=1, on_event=take)
+    return result.skipped_steps, steps
+
+
+def test_fit_leaves_out_the_batch_of_a_corrupt_sample(tmp_path: Path) -> None:
+    for skipped, steps in run(2, fitted, tmp_path):
+        assert len(skipped) == 2 and steps == 12  # one in each epoch
+
+
+def test_plans_under_which_parts_step_by_themselves_refuse() -> None:
+    def asked(plan: str, skips: int, every: int) -> None:
+        with pytest.raises(ValueError, match="leave it out, or take another plan"):
+            prepared(plan, skips, every)
+
+    run(2, asked, "data; @synchronisation=downpour:1", 3, 0)
+    run(2, asked, "data; @synchronisation=local:4", 0, 3)
+
+
+def test_a_loss_far_above_those_before_is_a_spike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    falling = [
+        2 * 0.99**step + 0.05 * float(torch.randn((), generator=generator)) for step in range(300)
+    ]
+    spikes = Spikes()
+    for first in range(0, 300, 10):
+        assert not spikes.look(first + 1, falling[first : first + 10])
+    (spike,) = spikes.look(301, [*falling[-5:], 40.0, *falling[-5:], float("nan")])
+    assert (spike.step, spike.loss) == (306, 40.0) and "306, 40, is" in str(spike)
+
+
+def test_spikes_of_a_run_are_in_its_result() -> None:
+    x, y = rows(40)
+    started: list[sm.Trainer] = []
+    w = sm.Workload(
+        model=model, loss=lambda m, b: loss(m, b) * b[0].abs().max().clamp(min=10.0) / 10.0,
+        train_data=[*zip(x, y, strict=True), (x[0] * 1e4, y[0])], batch_size=1,
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-9), epochs=1, name="jump",
+    )  # fmt: skip
+
+    def take(event: FitEvent) -> None:
+        if isinstance(event, Started):
+            started.append(event.trainer)
+
+    result = sm.fit(w, "single", on_event=take, seed=1)
+    most = max(range(41), key=lambda n: result.losses[n])
+    assert [s.step for s in result.loss_spikes] in ([most + 1], []) and started
+    assert result.loss_spikes or most < Spikes.LEAST
