@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.campaign import apart
+from benchmarks.local_kills import apart
 from synchromesh.launcher import elastic
 from synchromesh.launcher.forks import Fork
 from synchromesh.launcher.launcher import Ending

@@ -1,4 +1,4 @@
-"""Kills of ranks at random moments: `python -m benchmarks.campaign [--kills 30] [--seed 0]
+"""Kills of ranks at random moments: `python -m benchmarks.local_kills [--kills 30] [--seed 0]
 [--plans data,hybrid:tensor=2,hybrid:stages=2] [--json]`.
 
 Four ranks of a host train a model of float64 (`tests.elastic_run`) under each plan, as an elastic
@@ -48,7 +48,7 @@ def run(plan: str, kind: str, moments: Sequence[float] = ()) -> dict[str, Any]:
     """What a run has left. moments: seconds of its training behind which a rank is killed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        words = [sys.executable, "-m", "benchmarks.campaign", "--run", str(file), plan, kind]
+        words = [sys.executable, "-m", "benchmarks.local_kills", "--run", str(file), plan, kind]
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
             begun = file.with_suffix(".begun")
             while not begun.exists() and process.poll() is None:
