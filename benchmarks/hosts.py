@@ -19,12 +19,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.machine import machine
 from synchromesh.lab import Lab
@@ -54,11 +55,60 @@ def workload():
 """
 
 
-class Run:
-    """One run over hosts of a lab."""
+class Log:
+    """Events of a run's log by their names, of which only what is new is read."""
 
-    def __init__(self, lab: Lab, folder: Path, epochs: int, begin: int) -> None:
+    def __init__(self, file: Path) -> None:
+        self.file, self._read = file, 0
+        self._events = dict[str, list[dict[str, Any]]]()
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        with suppress(FileNotFoundError), self.file.open("rb") as file:
+            file.seek(self._read)
+            lines, end, _ = file.read().rpartition(b"\n")
+            self._read += len(lines + end)
+            for found in map(json.loads, lines.splitlines()):
+                self._events.setdefault(found["event"], []).append(found)
+        return self._events.get(event, [])
+
+
+class Launcher:
+    """A command on a host. told, out: lines of its errors and output so far."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process, self.told, self.out = process, list[str](), list[str]()
+        self._readers = [
+            threading.Thread(target=self._keep, args=pair, daemon=True)
+            for pair in ((process.stderr, self.told), (process.stdout, self.out))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _keep(pipe: IO[bytes], lines: list[str]) -> None:
+        for line in pipe:
+            lines.append(line.decode(errors="replace"))
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def wait(self, seconds: float = 300.0) -> int:
+        """Its code, once all that it has written is here."""
+        code = self.process.wait(seconds)
+        for reader in self._readers:
+            reader.join(1.0)
+        return code
+
+
+class Run:
+    """One run over hosts of a lab. more: further words of `train`."""
+
+    def __init__(
+        self, lab: Lab, folder: Path, epochs: int, begin: int, more: Sequence[str] = ()
+    ) -> None:
         self.lab, self.folder, self.ways = lab, folder, lab.ways()
+        self.log = Log(folder / "run" / "log.jsonl")
         self.token, address = folder / "token", self.ways[0].variables["MASTER_ADDR"]
         self.address = f"{address}:{self.ways[0].variables['MASTER_PORT']}"
         self.token.write_text(os.urandom(16).hex())
@@ -67,23 +117,29 @@ class Run:
         self.words = [
             "train", "mlp.py:workload", "--nproc", "1", "--plan", "data", "--epochs", str(epochs),
             "--elastic", f"1:{HOSTS}", "--coordinator", self.address, "--output", "run", "--json",
+            *more,
         ]  # fmt: skip
         self.launchers = {h: self.start(h, *self.words) for h in range(begin)}
 
-    def start(self, host: int, *words: str) -> "subprocess.Popen[bytes]":
+    def start(self, host: int, *words: str) -> Launcher:
         command = [sys.executable, "-m", "synchromesh", *words, "--token-file", str(self.token)]
         path = {"PYTHONPATH": os.getcwd()}
-        return self.ways[host].start(command, os.getpid(), path, self.folder)
+        return Launcher(self.ways[host].start(command, os.getpid(), path, self.folder))
 
     def join(self, host: int) -> None:
         self.launchers[host] = self.start(host, "join", self.address, "--nproc", "1")
 
+    def leave(self, host: int) -> None:
+        self.launchers[host].process.terminate()
+
     def logged(self, event: str) -> list[dict[str, Any]]:
-        try:
-            lines = (self.folder / "run" / "log.jsonl").read_text().splitlines()
-        except OSError:
-            return []
-        return [x for x in map(json.loads, lines) if x["event"] == event]
+        return self.log.of(event)
+
+    @property
+    def step(self) -> int:
+        """The last one that the log has."""
+        steps = self.logged("step")
+        return int(steps[-1]["step"]) if steps else 0
 
     def until(self, holds: Callable[[], bool], seconds: float = 120.0) -> float:
         """Seconds until it holds."""
@@ -106,26 +162,27 @@ class Run:
         return self.lab.states()[host].processes
 
     def end(self) -> dict[str, Any]:
-        out, told = self.launchers[0].communicate(timeout=300)
-        if self.launchers[0].returncode:
-            raise RuntimeError(told.decode()[-2000:])
-        found: dict[str, Any] = json.loads(out)
+        if self.launchers[0].wait():
+            raise RuntimeError("".join(self.launchers[0].told)[-2000:])
+        found: dict[str, Any] = json.loads("".join(self.launchers[0].out))
         return found
 
     def close(self) -> None:
         for host in range(HOSTS):
             self.lab.kill(host)
         for host, launcher in self.launchers.items():
-            told = launcher.communicate()[1].decode()
+            launcher.wait()
             if sys.exc_info()[0] is not None:
-                print(f"host {host}: {told}", file=sys.stderr)
+                print(f"host {host}: {''.join(launcher.told)}", file=sys.stderr)
 
 
 @contextmanager
-def running(lab: Lab, epochs: int = 10_000, begin: int = 3) -> Iterator[Run]:
+def running(
+    lab: Lab, epochs: int = 10_000, begin: int = 3, more: Sequence[str] = ()
+) -> Iterator[Run]:
     """Once it trains; what is left of it ends behind the block."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(lab, Path(folder), epochs, begin)
+        run = Run(lab, Path(folder), epochs, begin, more)
         try:
             run.until(lambda: bool(run.logged("step")))
             run.steps()
@@ -138,17 +195,16 @@ def speed(run: Run) -> float:
     """Samples a second, by the log's epochs from now on."""
     done = len(run.logged("epoch"))
     run.until(lambda: len(run.logged("epoch")) >= done + 4)
-    return median(e["samples_per_second"] for e in run.logged("epoch")[done + 1 :])
+    return float(median(e["samples_per_second"] for e in run.logged("epoch")[done + 1 :]))
 
 
-def alone(folder: Path, epochs: int) -> list[float]:
-    """Losses of one process, that nobody disturbs."""
-    words = ["--plan", "single", "--epochs", str(epochs), "--output", "alone"]
+def alone(folder: Path, epochs: int, more: Sequence[str] = ()) -> list[float]:
+    """Losses of one process with a core, that nobody disturbs. more: further words of `train`."""
+    words = ["--plan", "single", "--epochs", str(epochs), "--output", "alone", *more]
     command = [sys.executable, "-m", "synchromesh", "train", "mlp.py:workload", *words]
-    path = {**os.environ, "PYTHONPATH": os.getcwd()}
-    subprocess.run(command, cwd=folder, env=path, check=True, capture_output=True)
-    lines = map(json.loads, (folder / "alone" / "log.jsonl").read_text().splitlines())
-    return [x["loss"] for x in lines if x["event"] == "step"]
+    with Lab.of(Description.alike(1, BANDWIDTH, "100%")) as lab:
+        lab.run(command, None, {"PYTHONPATH": os.getcwd()}, folder)
+    return [x["loss"] for x in Log(folder / "alone" / "log.jsonl").of("step")]
 
 
 def presence(lab: Lab, rounds: int) -> dict[str, Any]:
@@ -159,7 +215,7 @@ def presence(lab: Lab, rounds: int) -> dict[str, Any]:
         run.join(3)
         run.generations(1)
         joined = speed(run)
-        run.launchers[3].terminate()
+        run.leave(3)
         run.generations(3)
         run.steps()
         lab.kill(1)
