@@ -91,7 +91,7 @@ class Stage:
         stay = [h for h in before if h not in lost]
         if came := re.search(r"(\d+) ranks? came", change["cause"]):
             away = [h for h in range(HOSTS) if h not in stay]
-            stay += sorted(away, key=self._joined)[: int(came[1])]
+            stay += sorted(away, key=lambda h: (h in self.gone, self._last(h)))[: int(came[1])]
         leaves = [h for h in self.left if h in stay] if "leave" in change["cause"] else []
         self.order = [h for h in stay if h not in leaves] + leaves
         if len(self.order) != change["ranks"]:
@@ -109,7 +109,8 @@ class Stage:
     def _addresses(self) -> list[str]:
         return [state.address for state in self.run.lab.states()]
 
-    def _joined(self, host: int) -> float:
+    def _last(self, host: int) -> float:
+        """When something was done to a host last."""
         return max((a.seconds for a in self.acts if a.host == host), default=0.0)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:

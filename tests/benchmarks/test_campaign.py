@@ -43,6 +43,17 @@ def test_who_is_lost_and_who_comes() -> None:
     assert seen.order == [0, 1, 3] and seen.named == {2}
 
 
+def test_who_has_joined_comes() -> None:
+    seen = stage(("rank 1 is of host 10.77.0.2/12-ab, which is gone", 3), ("rank 2 has left", 2))
+    seen.look()
+    seen.acts, seen.gone = [Act(1, "kill", 1), Act(2, "leave", 3), Act(9, "join", 3)], {1}
+    seen.run.logged("generation").append(
+        {"cause": "1 rank came", "ranks": 3, "from_step": 9, "plan": "data"}
+    )
+    seen.look()
+    assert seen.order == [0, 2, 3]
+
+
 def test_who_leaves_comes_last() -> None:
     seen = stage(("1 rank leaves", 4), ("rank 3 has left", 3), ("1 rank came", 4))
     seen.left = [1]
