@@ -143,6 +143,7 @@ class Coordinator:
         self._heard: dict[str, float] = {}  # when each host told something last
         self._store: TCPStore | None = None
         self._gone: set[Seat] = set()  # of this generation
+        self._lost: set[Seat] = set()  # of all: they may speak again, and have nothing to bring
         self._over: set[Seat] = set()  # whose work is done
         self._told: set[tuple[str, str]] = set()  # hosts that cannot come, and why
         self._left: set[Seat] = set()  # that hold nothing in this generation, and leave
@@ -251,6 +252,7 @@ class Coordinator:
             unheard = time.monotonic() - self._heard[seat.host] if own is None else own.unheard
             losses.append(Loss(rank, why, round(unheard, 3)))
             self._gone.add(seat)
+            self._lost.add(seat)
         if not losses:
             return
         self._say("; ".join(map(str, losses)))
@@ -266,7 +268,8 @@ class Coordinator:
         coming, there = list[Seat](), {seat.host for seat in alive}
         if not marks or self.orders.over:
             return coming
-        others = {seat: rank for seat, rank in known.items() if seat not in self.orders.seats}
+        never = self._lost.union(self.orders.seats)
+        others = {seat: rank for seat, rank in known.items() if seat not in never}
         for seat in [seat for seat, rank in others.items() if rank.built]:
             if self._admitted(seat.host, others[seat].marks, marks, there):
                 coming.append(seat)

@@ -97,6 +97,22 @@ def test_a_host_that_is_gone_has_lost_its_ranks() -> None:
     assert not hosts.settle().leave
 
 
+def test_a_rank_that_came_and_was_lost_does_not_come_again() -> None:
+    hosts = Hosts("a", "b")
+    hosts.decide()
+    hosts.start("c", marks=MARKS)
+    hosts.settle()
+    assert where(hosts.leave()) == ["a0", "b0", "c0"]
+    hosts.settle()
+    silent = hosts.ranks.pop(Seat("c", 0))  # it has not left a generation since it came
+    hosts.decide()
+    hosts.leave()
+    hosts.ranks[Seat("c", 0)] = silent
+    assert not hosts.settle().leave
+    hosts.start("c", 1, marks=MARKS)  # which its launcher starts in its place
+    assert hosts.decide().leave
+
+
 def test_ranks_come_when_they_have_built_and_all_others_train() -> None:
     hosts = Hosts("a", "b")
     hosts.decide()
