@@ -45,6 +45,8 @@ class LighthouseTuning:
     forget: float = 30.0  # a host without a word, also what it said
     answer: float = 30.0  # of a coordinator, which may be started later
     refused: float = 1.0  # the same, where its host says that there is none
+    away: float = 1.0  # between two looks of this host: then it stood still itself ...
+    again: float = 2.0  # ... and may hear so long what has become of the run
     tick: float = 0.05  # of the Lighthouse, between two looks whether a quorum is complete
 
     @staticmethod
@@ -131,7 +133,8 @@ class Lighthouse:
         self._to = ""  # the coordinator's random number
         self._asked: dict[str, str] = {}  # by name, those that are to hear theirs
         self._spoke: dict[str, float] = {}  # when each did last
-        self._heard = time.monotonic()
+        self._heard = self._looked = time.monotonic()
+        self._excused = False  # it stood still since it heard last
         self._closed = threading.Event()
         self.shown: list[Any] = []  # of all hosts, what they tell
         self.known = threading.Event()  # the coordinator has answered
@@ -228,7 +231,7 @@ class Lighthouse:
             return
         if self._coordinator is None:
             if "orders" in said and said["of"].get(self._sealed.name) == self._sealed.own:
-                self._to, self._heard = said["own"], time.monotonic()
+                self._to, self._heard, self._excused = said["own"], time.monotonic(), False
                 if not self._closed.is_set():
                     self.orders = of_plain(Orders, said["orders"], "orders")
                     self.words, self.shown = tuple(said["words"]), said["states"]
@@ -242,7 +245,11 @@ class Lighthouse:
 
     def _look(self) -> None:
         """Ends this host's part where the coordinator is not there any more."""
-        silent = time.monotonic() - self._heard
+        before, self._looked = self._looked, time.monotonic()
+        if self._looked - before > LIMITS.away and not self._excused:
+            self._excused = True
+            self._heard = max(self._heard, self._looked - LIMITS.unreached + LIMITS.again)
+        silent = self._looked - self._heard
         if silent > LIMITS.unreached or (silent > LIMITS.refused and self._refused()):
             why = f"the coordinator at {self.url} is not reached any more"
             self.orders = Orders(self.orders.number, apart=True, end=why)

@@ -130,6 +130,23 @@ def test_without_the_coordinator_a_host_ends(run: Run) -> None:
     assert time.monotonic() - began < 2
 
 
+def test_a_host_that_stood_still_hears_first_what_has_become(run: Run) -> None:
+    b = run.other("b")
+    assert run.until(lambda: b(state("b")).number == 1)
+    b._heard -= 8.0
+    b._looked -= 8.0  # as behind a freeze: it has not looked since
+    assert not b(state("b")).apart
+    assert run.until(lambda: not b._excused)
+    b._closed.set()  # it hears no more
+    b._thread.join()
+    b._heard -= 8.0
+    b._looked -= 8.0
+    assert not b(state("b")).apart
+    b._heard -= 8.0
+    b._looked -= 8.0  # a second time, and it has not heard anything meanwhile
+    assert b(state("b")).apart
+
+
 def test_strangers_change_nothing(run: Run) -> None:
     from torchft.coordination import LighthouseClient
 
