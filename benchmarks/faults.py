@@ -321,8 +321,7 @@ def done(stage: Stage, fault: str, host: int) -> dict[str, Any]:
     named = stage.named == hit
     if fault in ("rank", "checkpoint"):
         named = named and any("SIGKILL" in change["cause"] for change in changes)
-    if fault != "freeze":  # one that was away for long may end: it is to join again
-        stage.wrong += [f"{fault} at step {step}: {text}" for text in stage.anew]
+    stage.wrong += [f"{fault} at step {step}: {text}" for text in stage.anew]
     if odd := stage.named - hit:
         causes = " | ".join(change["cause"] for change in changes)
         stage.wrong.append(f"{fault} of host {host} at step {step}: also lost {odd}: {causes}")
