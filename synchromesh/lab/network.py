@@ -198,9 +198,13 @@ def burst_bytes(bits: int) -> int:
 
 
 def _shape(link: "IPRoute", name: str, bits: int) -> None:
-    burst = burst_bytes(bits)
+    """What waits is dropped: a segment larger than the new burst would never pass, nor anything
+    behind it."""
+    burst, index = burst_bytes(bits), _index(link, name)
+    if any(queue.get_attr("TCA_KIND") == "tbf" for queue in link.get_qdiscs(index)):
+        link.tc("del", index=index, root=True)
     link.tc(
-        "replace", kind="tbf", index=_index(link, name), handle="1:",
+        "add", kind="tbf", index=index, handle="1:",
         rate=bits // 8,  # the library counts a shaper's rate in bytes
         burst=burst, limit=burst + int(bits / 8 * TUNING.queue_seconds),
     )  # fmt: skip

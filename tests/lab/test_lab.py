@@ -94,6 +94,16 @@ def test_links_carry_what_they_are_shaped_to(pair: Lab, mbit: int) -> None:
     assert 0.8 * mbit < rate(pair, sender=1, size=2_000_000) < 1.1 * mbit
 
 
+@pytest.mark.slow
+def test_a_link_that_becomes_slow_while_it_is_busy_goes_on(pair: Lab) -> None:
+    for _ in range(5):  # segments that wait were in the way in one of five
+        pair.set(bandwidth="200mbit")
+        running = pair.start([*python(TRANSFER), "40000000", "1"])
+        time.sleep(1.2)
+        pair.set(bandwidth="80mbit")
+        running.wait(15.0)
+
+
 def test_a_small_message_on_a_slow_link_takes_what_its_bytes_take(pair: Lab) -> None:
     pair.set(bandwidth="20mbit")
     slowest = min(rate(pair, sender=1, size=100_000) for _ in range(3))  # a clock may start late
