@@ -190,6 +190,8 @@ def goals(row: dict[str, Any]) -> dict[str, bool]:
     useful, share = row["useful_steps"], row["throughput_share"]
     stalled = row["longest_without_a_step"]
     return {
+        f"{len(row['faults'])} faults (goal 1; {LAST:.0f} s at the end have none)":
+            bool(row["faults"]),
         f"useful steps {useful:.4f} of {row['steps']} (goal {USEFUL})": useful >= USEFUL,
         f"samples a second {share:.3f} of an undisturbed run (goal {THROUGHPUT})":
             share >= THROUGHPUT,
