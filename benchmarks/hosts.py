@@ -102,18 +102,19 @@ class Launcher:
 
 
 class Run:
-    """One run over hosts of a lab. more: further words of `train`."""
+    """One run over hosts of a lab. more: further words of `train`; target: what is trained."""
 
     def __init__(
-        self, lab: Lab, folder: Path, epochs: int, begin: int, more: Sequence[str] = ()
-    ) -> None:
+        self, lab: Lab, folder: Path, epochs: int, begin: int, more: Sequence[str] = (),
+        target: str = TARGET,
+    ) -> None:  # fmt: skip
         self.lab, self.folder, self.ways = lab, folder, lab.ways()
         self.log = Log(folder / "run" / "log.jsonl")
         self.token, address = folder / "token", self.ways[0].variables["MASTER_ADDR"]
         self.address = f"{address}:{self.ways[0].variables['MASTER_PORT']}"
         self.token.write_text(os.urandom(16).hex())
         self.token.chmod(0o600)
-        (folder / "mlp.py").write_text(TARGET)
+        (folder / "mlp.py").write_text(target)
         self.words = [
             "train", "mlp.py:workload", "--nproc", "1", "--plan", "data", "--epochs", str(epochs),
             "--elastic", f"1:{HOSTS}", "--coordinator", self.address, "--output", "run", "--json",
