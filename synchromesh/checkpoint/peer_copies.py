@@ -70,14 +70,14 @@ class PeerCopies:
         return any(any(lent(side, hosts)) for side in sides)
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes that they will take on this rank, two of each, and of those what others send."""
+        """Bytes that one will take on this rank, and of those what others send."""
         state, index = self._state, self._state.world.rank
         held = kept = 0
         for m in state.moves_to(state.holdings, state.ranks):
             item = m.current().element_size()
             held += item * sum(map(volume, m.have[index]))
             kept += item * sum(map(volume, lent(m.have, self._hosts())[index]))
-        return 2 * (held + kept), kept
+        return held + kept, kept
 
     def take(self, step: int, told: Any, alone: bool = False) -> None:
         """The state as it is, behind `step`. alone: nothing is lent. All ranks call alike; where

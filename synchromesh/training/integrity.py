@@ -138,8 +138,9 @@ class Spike:
 
 
 class Spikes:
-    """Looks for them in losses as they come. Chosen: with 64 losses and 20 deviations no run of
-    the workloads has one, and a batch times 10^4 is found."""
+    """Looks for them in losses as they come. With 64 losses and 20 deviations there was none in
+    250 steps of digits/cnn, digits/vit, shakespeare/gpt2_small, cifar100/resnet_small, sst2/bags
+    and ptb/lstm_small."""
 
     WINDOW: ClassVar = 64
     LEAST: ClassVar = 16  # losses, before it looks
@@ -163,5 +164,5 @@ class Spikes:
                     continue
             if isfinite(loss):
                 self._before.append(loss)
-        self.found += new
+        self.found = [spike for spike in self.found if spike.step < first] + new
         return new

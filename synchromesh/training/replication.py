@@ -83,25 +83,30 @@ class Replication:
         if begins:
             whole, kept = self.copies.sizes()
             self._execution.options.say(
-                f"copies of what one host alone has take {seconds:.2f} s and {readable(whole)} of "
-                f"this rank's memory, {readable(kept)} of which come from another one each time"
+                f"copies of what one host alone has take {seconds:.2f} s; two of them are "
+                f"{readable(2 * whole)} of this rank's memory, {readable(2 * kept)} are others'"
             )
 
     def _fits(self) -> bool:
         """Whether all ranks have memory for copies, which is told where they have not."""
+        lack = None if self.every != "auto" else self._lack(2)
+        if lack is not None:
+            self._execution.notices.once(
+                f"what one host alone has is not copied to another: {lack}, so that the run goes "
+                "on from its newest checkpoint where that host is lost; --replicate K copies all "
+                "the same"
+            )
+        return lack is None
+
+    def _lack(self, copies: int) -> str | None:
+        """Which rank has no memory for so many. All ranks call alike."""
         memory, everyone = self._execution.planning.memory, self._execution.world.everyone
-        table = everyone.all_gather_json([self.copies.sizes()[0], memory.room()])
-        lacks = [rank for rank, (size, room) in enumerate(table) if size > room]
-        if self.every != "auto" or not lacks:
-            return True
-        size, room = map(int, table[lacks[0]])
-        self._execution.notices.once(
-            f"what one host alone has is not copied to another: rank {lacks[0]} would need "
-            f"{readable(size)} for it and has {readable(max(0, room))} left, so that the run goes "
-            "on from its newest checkpoint where that host is lost; --replicate K copies all the "
-            "same"
-        )
-        return False
+        size = copies * self.copies.sizes()[0]
+        for rank, (needs, room) in enumerate(everyone.all_gather_json([size, memory.room()])):
+            if needs > room:
+                has = readable(max(0, int(room)))
+                return f"rank {rank} would need {readable(int(needs))} for it and has {has} left"
+        return None
 
     def _next(self, seconds: float) -> int:
         """Steps until the next copy, by what ranks have timed."""
@@ -116,7 +121,7 @@ class Replication:
         self, steps: int, scheduler: LRScheduler | ScaledRate | None, alone: bool = False
     ) -> None:
         """Before state moves: ranks can go back to what they have now. alone: each to its own."""
-        if self._on:
+        if self._on and self._lack(1) is None:
             self.copies.take(steps, [*self.told(scheduler), self.place()], alone)
             self._moves = -1
 
