@@ -142,6 +142,8 @@ class Faults:
             case events.StepDone(seconds=seconds):
                 self.seconds.append(seconds)
                 self.at("behind")
+                if self.trainer is not None and (self.trainer.steps, "hang") in self.mine:
+                    time.sleep(1e6)
                 if self.trainer is not None and self.trainer.steps in self.switches:
                     self.trainer.switch(self.switches.pop(self.trainer.steps))
             case events.Finished(trainer, result):

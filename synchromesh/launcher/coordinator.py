@@ -23,6 +23,7 @@ class CoordinatorTuning:
     meet: float = 300.0  # for all to come to a generation, once the first has; as of a collective
     gather: float = 5.0  # for more hosts or ranks than are needed
     scarce: float = 300.0  # with fewer hosts than are needed, until the run stops
+    still: float = 10.0  # of a rank for which all others wait, until it is killed
 
 
 LIMITS = CoordinatorTuning()
@@ -50,6 +51,8 @@ class RankState:
     unheard: float = 0.0
     ended: bool = False  # its work is done
     joins: bool = False  # it was started to come to others
+    still: float = 0.0  # seconds, as of `Stillness`, like the next
+    waits: float = 0.0
 
     @property
     def there(self) -> bool:
@@ -183,7 +186,7 @@ class Coordinator:
     ) -> None:
         """With the next generation, once all that live have left this one, if they are to."""
         away = [seat for seat, rank in alive.items() if rank.ready < self.orders.number]
-        self._change(late=self._late(away, len(alive)))
+        self._change(late=self._late(away, len(alive)) or self._hung(alive))
         if self.orders.leave and not away and self._enough():
             stay = [*(seat for seat in alive if seat not in leaving), *coming]
             self._begin([*stay, *leaving], len(stay) or len(alive))
@@ -237,6 +240,15 @@ class Coordinator:
         if not away or len(away) == alive or not self.orders.leave:
             self._met = now
         return tuple(away[:1]) if now - self._met > LIMITS.meet else ()
+
+    def _hung(self, alive: Mapping[Seat, RankState]) -> tuple[Seat, ...]:
+        """One that stands still while all others wait for it, once all train."""
+        if self.orders.leave or any(r.settled != self.orders.number for r in alive.values()):
+            return ()
+        still = [seat for seat, rank in alive.items() if rank.still > LIMITS.still]
+        others = [rank for seat, rank in alive.items() if seat not in still]
+        waits = bool(others) and all(rank.waits > LIMITS.still for rank in others)
+        return tuple(still[:1]) if waits else ()
 
     def _change(self, **fields: Any) -> None:
         self.orders = replace(self.orders, **fields)

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType
 from typing import Any
 
 from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire
+from synchromesh.launcher.stillness import Stillness, in_collective
 from synchromesh.values.fields import of_plain
 
 
@@ -55,6 +55,7 @@ class Member:
         self._asked = threading.Event()  # the same, but also where it goes on all the same
         self.over = False  # nobody can come any more
         self._seen: tuple[Any, float] | None = None  # where the main thread is, and since when
+        self._stillness = Stillness()
         self._next: queue.Queue[Generation | str | None] = queue.Queue()
         threading.Thread(target=self._run, daemon=True, name="elastic member").start()
 
@@ -120,11 +121,16 @@ class Member:
         here = None if frame is None else (id(frame), frame.f_lasti)
         if frame is None or self._seen is None or self._seen[0] != here:
             self._seen = here, time.monotonic()
-        elif time.monotonic() - self._seen[1] > TUNING.stuck and _waits(frame):
+        elif time.monotonic() - self._seen[1] > TUNING.stuck and in_collective(frame):
             self._line.send({"stuck": True})
 
     def _say(self) -> None:
-        self._line.send({"step": self.steps, "marks": self.marks, "settled": self.settled})
+        own = self._stillness
+        own.look(self.steps)
+        self._line.send({
+            "step": self.steps, "marks": self.marks, "settled": self.settled,
+            "still": own.still, "waits": own.waits, "place": own.place,
+        })  # fmt: skip
 
     def _take(self, message: dict[str, object]) -> None:
         match message:
@@ -138,13 +144,6 @@ class Member:
                 self._asked.set()
                 if lost or not self.over:
                     self._told.set()
-
-
-def _waits(frame: FrameType) -> bool:
-    """Whether a collective is called there."""
-    file = frame.f_code.co_filename
-    own = file.endswith("/synchromesh/engine/world.py") and frame.f_code.co_name == "wait"
-    return own or "/torch/distributed/" in file
 
 
 @cache

@@ -41,6 +41,9 @@ class Slot:
     why: str = ""  # it was lost
     generation: int = 0  # that it was given last
     rank: int = 0  # in it
+    still: float = 0.0  # as of `Stillness`, like the next two
+    waits: float = 0.0
+    doing: str = ""
     leaves: bool = False  # was told to
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
@@ -53,7 +56,7 @@ class Slot:
     def state(self) -> RankState:
         return RankState(
             self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
-            self.code == 0, self.joins or self.alone,
+            self.code == 0, self.joins or self.alone, self.still, self.waits,
         )  # fmt: skip
 
     def kill(self, why: str = "") -> None:
@@ -66,6 +69,8 @@ class Slot:
             case {"step": int(steps), "marks": dict(marks), "settled": int(settled)}:
                 self.first = steps if not self.settled else self.first
                 self.steps, self.marks, self.settled = steps, marks, settled
+                self.still, self.waits = float(message["still"]), float(message["waits"])
+                self.doing = str(message["place"])
             case {"ready": int(ready)}:
                 self.ready = ready
             case {"stuck": True}:

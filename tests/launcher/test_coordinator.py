@@ -246,3 +246,17 @@ def test_who_was_started_to_come_does_not_begin_a_run() -> None:
 
 def test_no_more_hosts_begin_than_are_asked_for() -> None:
     assert where(Hosts("a", "b", "c", most=2).decide()) == ["a0", "b0"]
+
+
+def test_one_that_stands_still_while_all_others_wait_is_late() -> None:
+    hosts = Hosts("a", "b", "c")
+    hosts.settle()
+    hosts.change("a", still=99.0)
+    hosts.change("b", waits=99.0)
+    assert not hosts.decide().late  # c does something
+    hosts.change("c", waits=99.0)
+    assert hosts.decide().late == (Seat("a", 0),)
+    hosts.change("c", waits=0.0, still=99.0)
+    assert hosts.decide().late == (Seat("a", 0),)  # one after the other
+    hosts.change("b", waits=0.0, still=99.0)
+    assert not hosts.decide().late  # nobody waits for anybody

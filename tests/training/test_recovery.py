@@ -82,6 +82,19 @@ def test_a_run_without_its_lost_ranks_is_the_run(
     assert sorted(told) == sorted(text for line in said for text in line.split("; "))
 
 
+def test_a_rank_that_hangs_is_named_and_the_others_go_on(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "found.json"
+    ending, said = launched(file, "data", "2:6:hang", ranks=3)
+    assert ending.code == 0, ending.failure
+    (text,) = said
+    assert text.startswith("rank 2 stood still for 10 s (elastic_run.py:") and "take)" in text
+    found = json.loads(file.read_text())
+    assert [(g["from_step"], g["ranks"]) for g in found["generations"]] == [(6, 2)]
+    assert apart(found, undisturbed) < NEAR
+
+
 COPIES = {  # plan, K, faults, the steps behind which ranks go on, and how many there are then
     "sharded states": ("sharded-data", 1, "1:3:step 2:8:update", [3, 8], [3, 2]),
     "zero1": ("zero1", 1, "0:3:step", [3], [3]),
