@@ -243,12 +243,11 @@ class Coordinator:
 
     def _hung(self, alive: Mapping[Seat, RankState]) -> tuple[Seat, ...]:
         """One that stands still while all others wait for it, once all train."""
-        if self.orders.leave or any(r.settled != self.orders.number for r in alive.values()):
-            return ()
+        train = all(rank.settled == self.orders.number for rank in alive.values())
         still = [seat for seat, rank in alive.items() if rank.still > LIMITS.still]
-        others = [rank for seat, rank in alive.items() if seat not in still]
-        waits = bool(others) and all(rank.waits > LIMITS.still for rank in others)
-        return tuple(still[:1]) if waits else ()
+        waiting = [seat for seat, rank in alive.items() if rank.waits > LIMITS.still]
+        all_wait = waiting and len(waiting) + len(still) == len(alive)
+        return tuple(still[:1]) if all_wait and train and not self.orders.leave else ()
 
     def _change(self, **fields: Any) -> None:
         self.orders = replace(self.orders, **fields)

@@ -225,11 +225,12 @@ class LocalRanks:
         """Ends one with whom the others do not go on."""
         orders, seat = self.orders, Seat(self.name, slot.number)
         had = slot.generation > 0 or ((slot.joins or slot.alone) and not orders.trains)
-        if seat in orders.late and orders.leave:
-            within = coordinator.LIMITS.meet
-            slot.kill(f"did not come to where the others meet within {within:.0f} s")
-        elif seat in orders.late and slot.still > coordinator.LIMITS.still:
-            slot.kill(f"stood still for {slot.still:.0f} s ({slot.doing}) while all others waited")
+        if seat in orders.late:
+            slot.kill(
+                f"did not come to where the others meet within {coordinator.LIMITS.meet:.0f} s"
+                if orders.leave else
+                f"stood still for {slot.still:.0f} s ({slot.doing}) while all others waited"
+            )  # fmt: skip
         elif seat not in orders.seats and (had or orders.over):
             slot.kill("was left behind by the others")
 
