@@ -58,6 +58,8 @@ def check(args: argparse.Namespace) -> None:
             not several and bool(args.token_file or args.interface),
         f"--replicate {args.replicate} is of an elastic run: give --elastic MIN:MAX":
             args.replicate != "auto" and not args.elastic,
+        "--notice-file is of an elastic run: give --elastic MIN:MAX":
+            bool(args.notice_file) and not args.elastic,
         "--coordinator is of an elastic run: give --elastic MIN:MAX":
             several and not args.elastic,
         "--coordinator needs --token-file, a secret that all hosts have: openssl rand -hex 32 > "
@@ -100,7 +102,7 @@ def start(
 
     job = elastic.HostJob(
         ["-m", "synchromesh", *words], count, _say, forks=forks,
-        restarts=elastic.LIMITS.restarts, again=again,
+        restarts=elastic.LIMITS.restarts, again=again, notice=_notice(args),
     )  # fmt: skip
     if args.coordinator is None:
         one = elastic.OneHost(Coordinator(elastic.LOCAL, elastic.LOCAL, _say, ranks=0))
@@ -116,6 +118,10 @@ def start(
     lighthouse = Lighthouse.serve(own, port, sealed, coordinator, words).start()
     _say(f"hosts come by: synchromesh join {host}:{port} --token-file FILE")
     return ranks.ended(job.run(name, own, lighthouse))
+
+
+def _notice(args: argparse.Namespace) -> Path | None:
+    return None if args.notice_file is None else Path(args.notice_file)
 
 
 def _resuming(words: Sequence[str], folder: Path) -> list[str]:
@@ -180,7 +186,7 @@ def join(args: argparse.Namespace) -> int:
     with ranks.forked(count, "synchromesh.cli.training") as forks:
         job = HostJob(
             ["-m", "synchromesh", *words], count, _say, forks=forks, restarts=LIMITS.restarts,
-            errors=errors,
+            errors=errors, notice=_notice(args),
         )  # fmt: skip
         return ranks.ended(job.run(name, own, lighthouse))
 
@@ -234,6 +240,13 @@ def _where() -> list[Argument]:
     ]  # fmt: skip
 
 
+NOTICE = option(
+    "--notice-file", metavar="FILE",
+    help="a file that appears when this host is to end soon, as what watches for the notices of "
+    "spot instances makes it: the host leaves then, as by SIGTERM",
+)  # fmt: skip
+
+
 def of_train() -> list[Argument]:
     """The options of `train`."""
     return [
@@ -252,6 +265,7 @@ def of_train() -> list[Argument]:
         option("--interface", metavar="NAME",
                help="with --coordinator: the network interface; default: that by which it is "
                "reached"),
+        NOTICE,
     ]  # fmt: skip
 
 
@@ -259,7 +273,7 @@ JOIN = command(
     "join", join, "takes part in an elastic run with this host",
     "Takes part in a run that goes on elsewhere, with ranks of this host. SIGTERM or Ctrl-C: the "
     "host leaves when others hold what its ranks have; a second one ends it now.",
-    *_where(), options.nproc(),
+    *_where(), options.nproc(), NOTICE,
 )  # fmt: skip
 STATUS = command(
     "status", status, "says who takes part in an elastic run",

@@ -115,6 +115,7 @@ class LocalRanks:
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
     tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    notice: Path | None = None  # appears where this host is to end soon
 
     @property
     def live(self) -> list[Slot]:
@@ -132,6 +133,10 @@ class LocalRanks:
                 else:
                     self._hear(key.data)
             self._watch()
+            if self.notice is not None and self.notice.exists():
+                self.say(f"{self.notice} is there: this host is to end soon")
+                self.notice = None
+                self.take(SIGTERM)
             self._obey(self.coordination(self.state()))
             if time.monotonic() > self.deadline:
                 self.kill()
@@ -287,7 +292,8 @@ class LocalRanks:
 @dataclass(frozen=True)
 class HostJob:
     """What a host runs of an elastic run. say: is told of ranks that are lost. restarts: of a
-    rank, without a step in between. again: the command where none of a run is left."""
+    rank, without a step in between. again: the command where none of a run is left. notice: a file
+    that says, once it is there, that this host is to end soon."""
 
     command: Sequence[str]
     ranks: int
@@ -297,6 +303,7 @@ class HostJob:
     restarts: int = 0
     again: Callable[[], Sequence[str]] | None = None
     errors: int = 2
+    notice: Path | None = None
 
     def run(self, name: str, address: str, coordination: Coordination) -> Ending:
         """Until its end. name: of this host, which others reach at `address`."""
@@ -317,7 +324,7 @@ class HostJob:
 
             here = LocalRanks(
                 name, self.ranks, started, listener, coordination, self.grace, self.say,
-                self.restarts,
+                self.restarts, notice=self.notice,
             )  # fmt: skip
             before = {number: handle(number, here.take) for number in STOPS}
             try:

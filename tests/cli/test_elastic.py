@@ -112,11 +112,11 @@ def test_a_host_comes_and_leaves(hosts: Hosts) -> None:
     epochs = 80
     train = hosts.train(epochs, "--nproc", "1", "--elastic", "1:2", "--coordinator", hosts.address)
     until(lambda: hosts.logged("step"))
-    join = hosts.start("join", hosts.address, "--nproc", "1")
+    join = hosts.start("join", hosts.address, "--nproc", "1", "--notice-file", "notice")
     until(lambda: hosts.logged("generation"))
     shown = hosts.start("status", hosts.address, "--json").communicate(timeout=60)[0]
     assert [len(h["ranks"]) for h in json.loads(shown)["hosts"]] == [1, 1]
-    join.send_signal(signal.SIGTERM)
+    (hosts.folder / "notice").touch()  # which is to it as SIGTERM
     assert join.wait(60) == 0
     until(lambda: len(hosts.logged("generation")) > 2)
     hosts.hold.unlink()
