@@ -24,7 +24,7 @@ def test_the_names_are_those_of_bundled_workloads() -> None:
         ("synchromesh train m", {f"mnist/{net}" for net in completion.IMAGES.split()}
          | {"multi30k/gnmt", "multi30k/gnmt_small", "mine.py:", "models/"}),
         ("synchromesh plan digits/cnn --cluster h200x2", {"h200x2"}),
-        ("synchromesh train digits/cnn --che", {"--checkpoint-every"}),
+        ("synchromesh train digits/cnn --checkp", {"--checkpoint-every"}),
         ("synchromesh lab f", {"freeze"}),
     ],
 )  # fmt: skip
