@@ -46,6 +46,11 @@ class Replication:
         return () if own is None else own.hosts
 
     @property
+    def _unit(self) -> str:
+        """What may be lost: hosts, or ranks of the only one."""
+        return "host" if len({*self._hosts()}) > 1 else "rank"
+
+    @property
     def _on(self) -> bool:
         return self._execution.world.elastic and self.every != "off"
 
@@ -83,7 +88,7 @@ class Replication:
         if begins:
             whole, kept = self.copies.sizes()
             self._execution.options.say(
-                f"copies of what one host alone has take {seconds:.2f} s; two of them are "
+                f"copies of what one {self._unit} alone has take {seconds:.2f} s; two of them are "
                 f"{readable(2 * whole)} of this rank's memory, {readable(2 * kept)} are others'"
             )
 
@@ -92,9 +97,9 @@ class Replication:
         lack = None if self.every != "auto" else self._lack(2)
         if lack is not None:
             self._execution.notices.once(
-                f"what one host alone has is not copied to another: {lack}, so that the run goes "
-                "on from its newest checkpoint where that host is lost; --replicate K copies all "
-                "the same"
+                f"what one {self._unit} alone has is not copied to another: {lack}, so that the "
+                "run goes on from its newest checkpoint where that is lost; --replicate K copies "
+                "all the same"
             )
         return lack is None
 
