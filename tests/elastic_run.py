@@ -150,7 +150,8 @@ class Faults:
                 parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
                 found = {"losses": result.losses, "parameters": parameters}
                 found["generations"] = [r.to_dict() for r in result.recoveries]
-                found["seconds"] = self.seconds
+                found["seconds"], copies = self.seconds, trainer.survival.replication.copies
+                found["copies"] = [copies.bytes, copies.sizes()[0]]
                 self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
 
 

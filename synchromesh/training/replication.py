@@ -27,7 +27,7 @@ class Replication:
     place   where the training loop is, as JSON
     back    what is no tensor of the copies that a recovery has taken"""
 
-    SHARE: ClassVar = 0.03  # of the steps' time that copies may take (issue of elastic runs)
+    SHARE: ClassVar = 0.03  # of the steps' time that copies may take; a goal
     UNTIMED: ClassVar = 8  # steps between the first two copies, until both are timed; chosen
 
     def __init__(self, execution: Execution, loaders: Loaders) -> None:

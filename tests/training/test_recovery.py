@@ -31,6 +31,15 @@ def launched(
             fork.close()
 
 
+def gone_on(ending: Ending, file: Path, undisturbed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The generations of a run that has ended as the undisturbed one."""
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
+    generations: list[dict[str, Any]] = found["generations"]
+    return generations
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("undisturbed") / "found.json"
@@ -71,14 +80,11 @@ def test_a_run_without_its_lost_ranks_is_the_run(
         assert ending.failure is not None
         assert "whole at any step (they are behind steps" in str(ending.failure)
         return
-    assert ending.code == 0, ending.failure
-    found = json.loads(file.read_text())
-    assert [g["ranks"] for g in found["generations"]] == ranks
-    if steps is not None:
-        assert [g["from_step"] for g in found["generations"]] == steps
-    assert all(g["lost_steps"] == 0 for g in found["generations"])
-    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
-    told = [cause for g in found["generations"] for cause in g["cause"].split("; ")]
+    generations = gone_on(ending, file, undisturbed)
+    assert [g["ranks"] for g in generations] == ranks
+    assert steps in (None, [g["from_step"] for g in generations])
+    assert all(g["lost_steps"] == 0 for g in generations)
+    told = [cause for g in generations for cause in g["cause"].split("; ")]
     assert sorted(told) == sorted(text for line in said for text in line.split("; "))
 
 
@@ -87,12 +93,10 @@ def test_a_rank_that_hangs_is_named_and_the_others_go_on(
 ) -> None:
     file = tmp_path / "found.json"
     ending, said = launched(file, "data", "2:6:hang", ranks=3)
-    assert ending.code == 0, ending.failure
+    (generation,) = gone_on(ending, file, undisturbed)
+    assert (generation["from_step"], generation["ranks"]) == (6, 2)
     (text,) = said
     assert text.startswith("rank 2 stood still for 10 s (elastic_run.py:") and "take)" in text
-    found = json.loads(file.read_text())
-    assert [(g["from_step"], g["ranks"]) for g in found["generations"]] == [(6, 2)]
-    assert apart(found, undisturbed) < NEAR
 
 
 COPIES = {  # plan, K, faults, the steps behind which ranks go on, and how many there are then
@@ -117,14 +121,12 @@ def test_what_one_rank_alone_had_comes_from_copies(
     plan, every, words, steps, ranks = COPIES[case]
     file = tmp_path / "found.json"
     ending, _ = launched(file, plan, f"replicate={every}", *words.split())
-    assert ending.code == 0, ending.failure
-    found = json.loads(file.read_text())
-    assert [g["ranks"] for g in found["generations"]] == ranks
-    if steps is not None:
-        assert [g["from_step"] for g in found["generations"]] == steps
-    assert all(g["state_from"] == "peers" for g in found["generations"])
-    assert all(g["lost_steps"] <= every for g in found["generations"])
-    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
+    generations = gone_on(ending, file, undisturbed)
+    assert [(g["from_step"], g["ranks"]) for g in generations] == [*zip(steps, ranks, strict=True)]
+    assert all(g["state_from"] == "peers" for g in generations)
+    assert all(g["lost_steps"] <= every for g in generations)
+    taken, predicted = json.loads(file.read_text())["copies"]
+    assert taken == 2 * predicted or every > 1  # bytes of two, at the end
 
 
 SWITCHES = {  # plan, another one, the place where a rank is lost, whether copies are taken
@@ -145,12 +147,9 @@ def test_a_rank_that_is_lost_in_a_switch_leaves_one_state(
     plan, other, fault, copied = SWITCHES[case]
     file = tmp_path / "found.json"
     ending, _ = launched(file, plan, "replicate=99", fault, f"switch@4={other}")
-    assert ending.code == 0, ending.failure
-    found = json.loads(file.read_text())
-    (generation,) = found["generations"]
+    (generation,) = gone_on(ending, file, undisturbed)
     assert (generation["from_step"], generation["ranks"]) == (4, 3)
     assert copied is None or (generation["state_from"] == "peers") == copied
-    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
 
 
 COMES = {  # plan, faults and where those that are left wait for so many ranks, the ranks then
@@ -174,10 +173,8 @@ def test_a_rank_that_is_lost_comes_back(
     plan, words, ranks = COMES[case]
     file = tmp_path / "found.json"
     ending, _ = launched(file, plan, *words.split(), restarts=2)
-    assert ending.code == 0, ending.failure
-    found = json.loads(file.read_text())
-    counts = [g["ranks"] for g in found["generations"]]
+    generations = gone_on(ending, file, undisturbed)
+    counts = [g["ranks"] for g in generations]
     if case != "it alone is left":  # they may come at once
         assert counts == ranks
-    assert counts[-1] == 4 and (found["generations"][-1]["plan"] == "data") == (plan == "data")
-    assert apart(found, undisturbed) < NEAR and found["metrics"] == undisturbed["metrics"]
+    assert counts[-1] == 4 and (generations[-1]["plan"] == "data") == (plan == "data")
