@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from synchromesh.launcher.forks import Fork
     from synchromesh.launcher.lighthouse import Lighthouse
 
+PROGRAM = ("-m", "synchromesh")
+
 
 def address(text: str) -> tuple[str, int]:
     """HOST:PORT, of one address of one host."""
@@ -94,15 +96,15 @@ def start(
     from synchromesh.launcher import elastic  # imports torch
     from synchromesh.launcher.coordinator import Coordinator
 
-    def again() -> Sequence[str]:
+    def command(anew: bool) -> Sequence[str]:
         from synchromesh.checkpoint import manifest
 
-        there = folder.is_dir() and manifest.newest(folder) is not None
-        return ["-m", "synchromesh", *(_resuming(words, folder) if there else words)]
+        there = anew and folder.is_dir() and manifest.newest(folder) is not None
+        return _resuming(words, folder) if there else words
 
     job = elastic.HostJob(
-        ["-m", "synchromesh", *words], count, _say, forks=forks,
-        restarts=elastic.LIMITS.restarts, again=again, notice=_notice(args),
+        lambda anew: [*PROGRAM, *command(anew)], count, _say, forks=forks,
+        restarts=elastic.LIMITS.restarts, notice=_notice(args),
     )  # fmt: skip
     if args.coordinator is None:
         one = elastic.OneHost(Coordinator(elastic.LOCAL, elastic.LOCAL, _say, ranks=0))
@@ -111,11 +113,11 @@ def start(
     name, own, sealed = _identity(args)
     job = replace(job, errors=_quiet())
     if own != _resolved(host):
-        return ranks.ended(job.run(name, own, _reached(args, sealed, words)))
+        return ranks.ended(job.run(name, own, _reached(args, sealed)))
     from synchromesh.launcher.lighthouse import Lighthouse
 
     coordinator = Coordinator(name, own, _say, args.elastic, ranks=0)
-    lighthouse = Lighthouse.serve(own, port, sealed, coordinator, words).start()
+    lighthouse = Lighthouse.serve(own, port, sealed, coordinator, command).start()
     _say(f"hosts come by: synchromesh join {host}:{port} --token-file FILE")
     return ranks.ended(job.run(name, own, lighthouse))
 
@@ -152,14 +154,12 @@ def _identity(args: argparse.Namespace) -> tuple[str, str, Any]:
     return name, own, Sealed(token_of(Path(args.token_file)), name)
 
 
-def _reached(
-    args: argparse.Namespace, sealed: Any, words: Sequence[str] = (), observes: bool = False
-) -> "Lighthouse":
+def _reached(args: argparse.Namespace, sealed: Any, observes: bool = False) -> "Lighthouse":
     """The coordinator's Lighthouse. ValueError where it does not answer."""
     from synchromesh.launcher.lighthouse import LIMITS, Lighthouse
 
     host, port = args.coordinator
-    own = Lighthouse(f"http://{host}:{port}", sealed, words=words, observes=observes).start()
+    own = Lighthouse(f"http://{host}:{port}", sealed, observes=observes).start()
     if not own.known.wait(LIMITS.answer):
         own.close()
         raise ValueError(
@@ -185,8 +185,8 @@ def join(args: argparse.Namespace) -> int:
     _say(f"comes to {' '.join(words)} with {count} ranks")
     with ranks.forked(count, "synchromesh.cli.training") as forks:
         job = HostJob(
-            ["-m", "synchromesh", *words], count, _say, forks=forks, restarts=LIMITS.restarts,
-            errors=errors, notice=_notice(args),
+            lambda anew: [*PROGRAM, *(lighthouse.words if anew else words)], count, _say,
+            forks=forks, restarts=LIMITS.restarts, errors=errors, notice=_notice(args),
         )  # fmt: skip
         return ranks.ended(job.run(name, own, lighthouse))
 

@@ -40,7 +40,8 @@ class Seat:
 @dataclass(frozen=True)
 class RankState:
     """One as its host tells. ready: the generation up to which it has left all, -1 before it has
-    said so. why: what became of it, empty while it lives. unheard: seconds, when it was lost."""
+    said so. why: what became of it, empty while it lives. unheard: seconds, when it was lost.
+    parted: the address of a host with which it has lost a connection, as far as it knows alone."""
 
     slot: int
     ready: int = Generation.NEW
@@ -53,6 +54,7 @@ class RankState:
     joins: bool = False  # it was started to come to others
     still: float = 0.0  # seconds, as of `Stillness`, like the next
     waits: float = 0.0
+    parted: str = ""
 
     @property
     def there(self) -> bool:
@@ -72,12 +74,13 @@ class RankState:
 @dataclass(frozen=True)
 class HostRanks:
     """A host's ranks. failed: what ends the run. leaves: it takes part no longer, if it can.
-    unheard: seconds since it told."""
+    stops: its ranks are to stop at a step. unheard: seconds since it told."""
 
     host: str
     ranks: tuple[RankState, ...]
     failed: str = ""
     leaves: bool = False
+    stops: bool = False
     unheard: float = 0.0
 
 
@@ -112,6 +115,11 @@ class Orders:
     stop: bool = False
     apart: bool = False
     end: str = ""
+
+    @property
+    def anew(self) -> bool:
+        """None is left of those who trained."""
+        return self.number > 0 and not self.trains
 
     def why(self, host: str) -> str:
         """Why a host's part ends; empty where it goes on."""
@@ -153,6 +161,7 @@ class Coordinator:
         # when last: nobody waited for others, or to come; a host came
         self._met = self._built = self._grown = time.monotonic()
         self._scarce = inf  # since when there are too few hosts
+        self._stops = False  # the run is to
 
     def close(self) -> None:
         """Ends the store now: its thread does not survive a fork."""
@@ -197,7 +206,7 @@ class Coordinator:
         self._heard |= {h.host: time.monotonic() - h.unheard for h in hosts}
         if there - self._hosts:
             self._grown = time.monotonic()
-        self._hosts = there
+        self._hosts, self._stops = there, any(h.stops for h in hosts)
         self._over |= {seat for seat, rank in known.items() if rank.ended}
         for host in [h for h in hosts if h.failed]:
             self._fail(host)
@@ -215,7 +224,7 @@ class Coordinator:
         """Whether a generation may begin: there are as many hosts as are asked for, or it is the
         one that stops the run, as others have not come for long."""
         now, count = time.monotonic(), len(self._hosts)
-        if count >= self.least:
+        if count >= self.least or self._stops:
             self._scarce = inf
             return True
         few = f"{count} of at least {self.least} hosts are there"

@@ -144,7 +144,7 @@ class LocalRanks:
 
     def state(self) -> HostRanks:
         states = tuple(slot.state() for slot in self.slots)
-        return HostRanks(self.name, states, self.failed, self.leaves)
+        return HostRanks(self.name, states, self.failed, self.leaves, self.stop is not None)
 
     def _start(self) -> None:
         """The processes whose time has come."""
@@ -292,16 +292,15 @@ class LocalRanks:
 @dataclass(frozen=True)
 class HostJob:
     """What a host runs of an elastic run. say: is told of ranks that are lost. restarts: of a
-    rank, without a step in between. again: the command where none of a run is left. notice: a file
-    that says, once it is there, that this host is to end soon."""
+    rank, without a step in between. command: of a rank; of one that begins anew where none is left
+    of a run. notice: a file that says, once it is there, that this host is to end soon."""
 
-    command: Sequence[str]
+    command: Callable[[bool], Sequence[str]]
     ranks: int
     say: Callable[[str], None]
     grace: int = 300
     forks: Sequence[Fork] = ()
     restarts: int = 0
-    again: Callable[[], Sequence[str]] | None = None
     errors: int = 2
     notice: Path | None = None
 
@@ -343,8 +342,7 @@ class HostJob:
             return Ending(failure, here.stop or stop_of_a_rank(folder))
 
     def _start(self, slot: int, variables: Mapping[str, str], orders: Orders) -> Process:
-        anew = self.again is not None and orders.number and not orders.trains
-        words = self.again() if anew and self.again is not None else self.command
+        words = self.command(orders.anew)
         if slot < len(self.forks):
             self.forks[slot].begin(words, variables)
             return self.forks[slot]
@@ -360,7 +358,10 @@ def launch(
 ) -> Ending:  # fmt: skip
     """As `launcher.launch`, but the run goes on without ranks that are lost, as long as there are
     `least`, and others come in their place; the rest as of `HostJob`."""
-    job = HostJob(command, ranks, say, grace, forks, restarts, again)
+    job = HostJob(
+        lambda anew: again() if anew and again is not None else command, ranks, say, grace, forks,
+        restarts,
+    )  # fmt: skip
     coordinator = Coordinator(LOCAL, LOCAL, say, ranks=0 if restarts else least)
     return job.run(LOCAL, LOCAL, OneHost(coordinator))
 

@@ -4,10 +4,12 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
 
     rank      {"slot": 2, "ready": 0}         has left all generations up to this one; a slot is of
                                               one process and never changes
-              {"step": 7, "marks": {...}, "settled": 1, "still": 0.0, "waits": 0.2, "place": ...}
+              {"step": 7, "marks": {...}, "settled": 1, "still": 0.0, "waits": 0.2, "place": ...,
+               "parted": ""}
                                               lives, has done so many steps, could take part in a
                                               run with these marks, goes on in this generation;
-                                              the rest as of `Stillness`
+                                              has lost a connection with this address; the rest
+                                              as of `Stillness`
               {"stuck": true}                 waits in a collective that does not end
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
@@ -26,6 +28,11 @@ from typing import Any, ClassVar
 SOCKET = "SYNCHROMESH_ELASTIC"  # the socket's path; set in ranks of an elastic run only
 SLOT = "SYNCHROMESH_SLOT"  # of a rank's process
 ADDRESS = "SYNCHROMESH_ADDRESS"  # of this host, at which ranks of others reach it
+
+
+def address_of(host: str) -> str:
+    """By a host's name."""
+    return host.partition("/")[0]
 
 
 @dataclass(frozen=True)

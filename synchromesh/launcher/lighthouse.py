@@ -20,7 +20,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders
+from synchromesh.launcher.generation import address_of
 from synchromesh.launcher.machine import addresses
 from synchromesh.values.extras import require
 from synchromesh.values.fields import of_plain, to_plain
@@ -38,8 +39,11 @@ class LighthouseTuning:
     """Seconds; chosen. A quorum of three takes 0.002 (measured), a pause of 3 is no fault."""
 
     turn: float = 0.1  # between two quorums
-    silent: float = 4.0  # a host without a word
-    join: float = 1.0  # for hosts that have spoken before, until there is a quorum without them
+    silent: float = 4.0  # a host without a word ...
+    # ... or that misses quorums for so long, where a rank has lost a connection with it
+    parted: float = 0.6
+    join: float = 0.2  # for hosts that have spoken before, until there is a quorum without them
+    call: float = 1.0  # a connection or an answer
     beat: float = 3.0  # one that is silent counts for the Lighthouse's majority no longer
     unreached: float = 3.9  # the Lighthouse, until this host ends its ranks: before others go on
     forget: float = 30.0  # a host without a word, also what it said
@@ -118,14 +122,16 @@ class Sealed:
 
 class Lighthouse:
     """What a host knows of the run (`Coordination`). url: of the Lighthouse. coordinator: on the
-    host that decides; None: on all others. words: the command that the coordinator's ranks run."""
+    host that decides; None: on all others. command: what its ranks run, as of `HostJob`; words:
+    the same, as others hear it."""
 
     def __init__(
         self, url: str, sealed: Sealed, coordinator: Coordinator | None = None,
-        words: Sequence[str] = (), observes: bool = False,
+        command: Callable[[bool], Sequence[str]] = lambda anew: (), observes: bool = False,
     ) -> None:  # fmt: skip
         require("elastic")
-        self.url, self.words, self.orders = url, tuple(words), Orders()
+        self.url, self.orders, self.words = url, Orders(), tuple[str, ...]()
+        self._command = command
         self._sealed, self._coordinator, self._observes = sealed, coordinator, observes
         self._state = HostRanks(sealed.name, ())
         self._server: Any = None
@@ -135,6 +141,7 @@ class Lighthouse:
         self._spoke: dict[str, float] = {}  # when each did last
         self._heard = self._looked = time.monotonic()
         self._excused = False  # it stood still since it heard last
+        self._quorum = 0.0  # when the last one was
         self._closed = threading.Event()
         self.shown: list[Any] = []  # of all hosts, what they tell
         self.known = threading.Event()  # the coordinator has answered
@@ -144,10 +151,10 @@ class Lighthouse:
     @classmethod
     def serve(
         cls, address: str, port: int, sealed: Sealed, coordinator: Coordinator,
-        words: Sequence[str],
+        command: Callable[[bool], Sequence[str]],
     ) -> "Lighthouse":  # fmt: skip
         """Runs the Lighthouse at an address of this host. ValueError where it cannot listen."""
-        own = cls(f"http://{address}:{port}", sealed, coordinator, words)
+        own = cls(f"http://{address}:{port}", sealed, coordinator, command)
         _check_free(address, port)
         own._server = _torchft().LighthouseServer(
             bind=f"{address}:{port}", min_replicas=1, quorum_tick_ms=round(1000 * LIMITS.tick),
@@ -163,22 +170,31 @@ class Lighthouse:
     def __call__(self, state: HostRanks) -> Orders:
         self._state = state
         if self._coordinator is not None:
-            now = time.monotonic()
-            there = [
-                replace(state, unheard=now - heard) for _, heard, state in [*self._others.values()]
-                if now - heard < LIMITS.silent
-            ]  # fmt: skip
-            self.orders = self._coordinator.decide([state, *there])
+            self.orders = self._coordinator.decide([state, *self._there()])
         else:
             self._look()
         return self.orders
+
+    def _there(self) -> list[HostRanks]:
+        """Other hosts that are not silent."""
+        now, others, there = time.monotonic(), [*self._others.items()], list[HostRanks]()
+        ranks = [r for s in (self._state, *(s for _, (_, _, s) in others)) for r in s.ranks]
+        parted = {r.parted for r in ranks if r.settled == self.orders.number}
+        asked = self._quorum if len(others) > 1 else now  # one of two is no majority: no quorum
+        for name, (_, heard, state) in others:
+            alone = not self.orders.leave and address_of(name) in parted
+            if now - heard > LIMITS.silent or (alone and asked - heard > LIMITS.parted):
+                self._others.pop(name, None)
+            else:
+                there.append(replace(state, unheard=now - heard))
+        return there
 
     @property
     def over(self) -> bool:
         """Whether no other host needs this one any more."""
         now = time.monotonic()
         return self._coordinator is None or self._server is None or not any(
-            now - heard < LIMITS.join and any(not r.ended and not r.why for r in state.ranks)
+            now - heard < LIMITS.call and any(not r.ended and not r.why for r in state.ranks)
             for _, heard, state in [*self._others.values()]
         )  # fmt: skip
 
@@ -186,23 +202,24 @@ class Lighthouse:
         """Others hear the last orders, and the Lighthouse ends."""
         if self._thread.is_alive() and not self.orders.apart:
             self._closed.wait(3 * LIMITS.turn)
-            self._closed.set()
-            self._thread.join(LIMITS.join)
+        self._closed.set()
         if self._coordinator is not None:
             self._coordinator.close()
         if self._server is not None:
-            self._server.shutdown()
+            self._server.shutdown()  # ends the thread's call
             self._server = None
+        if self._thread.is_alive():  # the interpreter does not end with a thread in such a call
+            self._thread.join(3 * LIMITS.call)
 
     def _run(self) -> None:
         client = None
         while not self._closed.wait(LIMITS.turn):
             said = self._said()
             try:
-                client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.join))
+                client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.call))
                 # no address, store or step: all is in what is given along
                 quorum = client.quorum(
-                    self._sealed.name, LIMITS.of(2 * LIMITS.join), "", "", 0, 1, False, said
+                    self._sealed.name, LIMITS.of(2 * LIMITS.call), "", "", 0, 1, False, said
                 )
             except Exception:  # also what is not JSON, of a stranger
                 client = None
@@ -210,6 +227,7 @@ class Lighthouse:
                 for member in quorum.participants:
                     with suppress(ValueError, KeyError, TypeError, RecursionError):
                         self._hear(member.replica_id, member.data)
+                self._quorum = time.monotonic()
 
     def _said(self) -> dict[str, str]:
         if self._coordinator is None:
@@ -221,7 +239,8 @@ class Lighthouse:
             self._others.pop(name, None)
             del self._spoke[name]
         return self._sealed.seal(
-            of=self._asked, orders=to_plain(self.orders), words=self.words,
+            of=self._asked, orders=to_plain(self.orders),
+            words=[*self._command(self.orders.anew)],
             states=[to_plain(s) for s in (self._state, *(s for _, _, s in self._others.values()))],
         )  # fmt: skip
 

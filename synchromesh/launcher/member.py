@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire
+from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire, address_of
 from synchromesh.launcher.stillness import Stillness, in_collective
+from synchromesh.values.fault import PARTED
 from synchromesh.values.fields import of_plain
 
 
@@ -46,6 +47,7 @@ class Member:
         self.steps = 0  # done here
         self.marks: dict[str, str] = {}  # of what this rank could take part in
         self.settled = 0  # the generation in which it goes on
+        self.parted = ""  # as `RankState`
         self.lost: tuple[Loss, ...] = ()  # in the generation before
         self.hosts: tuple[str, ...] = ()  # of each rank of this generation
         self.came = self.stay = 0  # how many of its ranks have come, and stay
@@ -78,7 +80,7 @@ class Member:
             raise NoGeneration(found)
         if found is not None:
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
-            self.lost, self.came = found.lost, found.came
+            self.lost, self.came, self.parted = found.lost, found.came, ""
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
 
@@ -91,8 +93,13 @@ class Member:
         """Whether a rank of this generation is lost, or others come."""
         return self._told.is_set()
 
-    def hears_of_loss(self) -> bool:
-        """The same, of a call that has failed as if one were: the launcher may know it later."""
+    def hears_of_loss(self, said: str) -> bool:
+        """The same, of a call that has failed as if one were: the launcher may know it later, and
+        sooner from what is said of it."""
+        if (found := PARTED.search(said)) is not None:
+            rank, address = found.groups()
+            self.parted = address or address_of(self.hosts[int(rank)])
+            self._say()
         return self._asked.wait(TUNING.told)
 
     def _run(self) -> None:
@@ -129,7 +136,7 @@ class Member:
         own.look(self.steps)
         self._line.send({
             "step": self.steps, "marks": self.marks, "settled": self.settled,
-            "still": own.still, "waits": own.waits, "place": own.place,
+            "still": own.still, "waits": own.waits, "place": own.place, "parted": self.parted,
         })  # fmt: skip
 
     def _take(self, message: dict[str, object]) -> None:

@@ -44,6 +44,7 @@ class Slot:
     still: float = 0.0  # as of `Stillness`, like the next two
     waits: float = 0.0
     doing: str = ""
+    parted: str = ""  # as `RankState`
     leaves: bool = False  # was told to
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
@@ -57,6 +58,7 @@ class Slot:
         return RankState(
             self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
             self.code == 0, self.joins or self.alone, self.still, self.waits,
+            self.parted,
         )  # fmt: skip
 
     def kill(self, why: str = "") -> None:
@@ -70,7 +72,7 @@ class Slot:
                 self.first = steps if not self.settled else self.first
                 self.steps, self.marks, self.settled = steps, marks, settled
                 self.still, self.waits = float(message["still"]), float(message["waits"])
-                self.doing = str(message["place"])
+                self.doing, self.parted = str(message["place"]), str(message["parted"])
             case {"ready": int(ready)}:
                 self.ready = ready
             case {"stuck": True}:

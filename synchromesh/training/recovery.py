@@ -333,8 +333,9 @@ class Recovering(Protocol):
 
 def _of_a_loss(error: Exception, own: Member) -> bool:
     """Whether ranks are lost, or come, and `error` is of that; the launcher may know it later."""
+    said = message(error)
     return (
         own.told
         or isinstance(error, Comes)
-        or (bool(LOST.search(message(error))) and own.hears_of_loss())
+        or (bool(LOST.search(said)) and own.hears_of_loss(said))
     )

@@ -16,6 +16,7 @@ LAUNCHING = (str(Path(__file__).parents[1] / "launcher" / "rank.py"), "<frozen r
 # What gloo says where another rank does not answer: its source line, then the reason.
 UNANSWERED = re.compile(r"\[\S*gloo/transport/\S+\] ([^.\[]*)")
 LOST = re.compile(r"connection with rank \d+ lost: |\[\S*gloo/transport/")  # of either channel
+PARTED = re.compile(r"connection with rank (\d+) lost: |\[([^\]\s/]+)\]:\d+")  # with whom
 GONE = "lost the connection to another rank, which failed, was killed or had ended before"
 TIMED_OUT = "waited in vain for another rank, which hangs or is in another call"
 

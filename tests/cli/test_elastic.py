@@ -138,6 +138,11 @@ def test_a_run_of_which_all_ranks_are_killed_goes_on_with_a_checkpoint(hosts: Ho
     children = Path(f"/proc/{train.pid}/task/{train.pid}/children").read_text().split()
     for child in children:
         os.kill(int(child), signal.SIGKILL)
+    gone_on(hosts, train, epochs)
+
+
+def gone_on(hosts: Hosts, train: subprocess.Popen[str], epochs: int) -> None:
+    """From a checkpoint, to the end."""
     hosts.hold.unlink()
     out, told = train.communicate(timeout=120)
     assert train.returncode == 0, told
@@ -145,6 +150,50 @@ def test_a_run_of_which_all_ranks_are_killed_goes_on_with_a_checkpoint(hosts: Ho
     assert json.loads(out)["epochs"] == epochs
     last = {x["step"]: x["loss"] for x in hosts.logged("step")}
     assert [last[s] for s in sorted(last)] == pytest.approx(undisturbed(hosts, epochs), abs=1e-10)
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+    own = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(p) for p in own if "train" in Path(f"/proc/{p}/cmdline").read_text()]
+
+
+@pytest.fixture
+def two(hosts: Hosts) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    """Hosts that train together, for 40 epochs."""
+    pytest.importorskip("torchft")
+    words = ["--nproc", "1", "--elastic", "2:2", "--coordinator", hosts.address]
+    train = hosts.train(40, *words, "--checkpoint-every", "2")
+    join = hosts.start("join", hosts.address, "--nproc", "1")
+    until(lambda: len(hosts.logged("checkpoint")) > 2)
+    return train, join
+
+
+@pytest.mark.timeout(300)
+def test_hosts_that_lose_all_ranks_at_once_go_on_with_a_checkpoint(
+    hosts: Hosts, two: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    for pid in [pid for launcher in two for pid in ranks_of(launcher)]:
+        os.kill(pid, signal.SIGKILL)
+    gone_on(hosts, two[0], 40)
+    assert two[1].wait(30) == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_waits_for_hosts_obeys_a_signal(
+    hosts: Hosts, two: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    train, join = two
+    join.kill()
+    errors = []
+    for line in train.stderr or ():
+        errors.append(line)
+        if "waits 300 s for others" in line:
+            break
+    train.send_signal(signal.SIGTERM)
+    hosts.hold.unlink()
+    assert train.wait(30) == 128 + signal.SIGTERM, errors
+    last = hosts.logged("checkpoint")[-1]["step"]
+    assert last == hosts.logged("step")[-1]["step"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class Hosts:
         self.said: list[str] = []
         self.ranks: dict[Seat, RankState] = {}
         self.leaves: set[str] = set()
+        self.stops: set[str] = set()
         self.own = Coordinator(names[0], "127.0.0.1", self.said.append, (least, most), ranks=0)
         for name in names:
             self.start(name)
@@ -33,7 +34,7 @@ class Hosts:
         return self.own.decide(
             [
                 HostRanks(n, tuple(r for s, r in self.ranks.items() if s.host == n),
-                          leaves=n in self.leaves)
+                          leaves=n in self.leaves, stops=n in self.stops)
                 for n in names
             ]
         )  # fmt: skip
@@ -179,6 +180,15 @@ def test_with_too_few_hosts_a_run_waits_and_then_stops(monkeypatch: pytest.Monke
         "1 of at least 2 hosts are there: the run waits 60 s for others",
         "1 of at least 2 hosts are there: the run stops",
     ]
+
+
+def test_a_run_that_waits_for_hosts_stops_when_it_is_told_to() -> None:
+    hosts = Hosts("a", "b", "c", least=3, most=3)
+    hosts.settle()
+    del hosts.ranks[Seat("b", 0)]
+    hosts.stops.add("a")
+    orders = hosts.leave()
+    assert (orders.number, where(orders)) == (2, ["a0", "c0"])
 
 
 def test_a_run_that_is_over_is_not_begun_anew() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,10 @@ def test_the_interface_is_that_by_which_the_coordinator_is_reached() -> None:
         reaching(HOST, 1, "ib7")
 
 
+def command(anew: bool) -> list[str]:
+    return ["train", *["--resume"] * anew]
+
+
 class Run:
     """A coordinator's Lighthouse, and those of others."""
 
@@ -78,23 +83,24 @@ class Run:
         with socket.create_server((HOST, 0)) as server:
             self.port = server.getsockname()[1]
         self.own = Coordinator("a", HOST, lambda _: None, (2, 2))
-        self.first = Lighthouse.serve(HOST, self.port, Sealed(TOKEN, "a"), self.own, ("train",))
+        self.first = Lighthouse.serve(HOST, self.port, Sealed(TOKEN, "a"), self.own, command)
         self.made = [self.first.start()]
 
     def other(self, name: str, token: bytes = TOKEN) -> Lighthouse:
         self.made.append(Lighthouse(f"http://{HOST}:{self.port}", Sealed(token, name)).start())
         return self.made[-1]
 
-    def until(self, holds: Callable[[], bool], seconds: float = 15.0) -> bool:
+    def until(self, holds: Callable[[], bool], seconds: float = 15.0, **rank: Any) -> bool:
+        """Or the time is over; rank: of the first host."""
         end = time.monotonic() + seconds
         while not holds() and time.monotonic() < end:
-            self.first(state("a"))
+            self.first(state("a", **rank))
             time.sleep(0.02)
         return holds()
 
 
-def state(host: str) -> HostRanks:
-    return HostRanks(host, (RankState(0, 0),))
+def state(host: str, **rank: Any) -> HostRanks:
+    return HostRanks(host, (RankState(0, 0, **rank),))
 
 
 @pytest.fixture
@@ -117,6 +123,26 @@ def test_hosts_hear_what_is_decided(run: Run) -> None:
     assert run.until(lambda: bool(run.first.orders.lost))
     assert 3 < time.monotonic() - began < 6
     assert str(run.first.orders.lost[0]) == "rank 1 is of host b, which is gone"
+
+
+def test_a_host_whose_connections_are_closed_is_missed_sooner(run: Run) -> None:
+    b, of_c = run.other("b"), {"settled": 1, "parted": "b"}
+    assert run.until(lambda: b(state("b")).number == 1)
+    assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # b speaks
+    assert not run.until(lambda: bool(run.first.orders.lost), 0.2)
+    b._closed.set()
+    b._thread.join()
+    began = time.monotonic()
+    assert run.until(lambda: bool(run.first.orders.lost), **of_c)
+    assert time.monotonic() - began < 1.5 and run.first.orders.lost[0].rank == 1
+
+
+def test_who_begins_anew_hears_the_command_for_that(run: Run) -> None:
+    b = run.other("b")
+    assert run.until(lambda: b(state("b")).number == 1)
+    lost = {"why": "was killed by SIGKILL"}
+    b(state("b", **lost))
+    assert run.until(lambda: b.orders.anew and b.words == ("train", "--resume"), **lost)
 
 
 def test_without_the_coordinator_a_host_ends(run: Run) -> None:
@@ -177,7 +203,7 @@ def test_a_port_in_use_is_told() -> None:
         port = server.getsockname()[1]
         with pytest.raises(ValueError, match=rf"cannot listen at {HOST}:{port} \(Address already"):
             own = Coordinator("a", HOST, lambda _: None)
-            Lighthouse.serve(HOST, port, Sealed(TOKEN, "a"), own, ())
+            Lighthouse.serve(HOST, port, Sealed(TOKEN, "a"), own, command)
 
 
 def test_it_listens_at_one_address(run: Run) -> None:
