@@ -18,6 +18,7 @@ import synchromesh as sm
 from synchromesh.checkpoint import switch
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.peer_copies import PeerCopies
+from synchromesh.cost.peak_memory import copies_bytes
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World
@@ -150,8 +151,11 @@ class Faults:
                 parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
                 found = {"losses": result.losses, "parameters": parameters}
                 found["generations"] = [r.to_dict() for r in result.recoveries]
-                found["seconds"], copies = self.seconds, trainer.survival.replication.copies
-                found["copies"] = [copies.bytes, copies.sizes()[0]]
+                found["seconds"], state = self.seconds, trainer.state
+                if (own := trainer.world.member) is not None:
+                    held, adam = state.holdings.values(), 2.0  # bytes of state for one
+                    predicted = copies_bytes(held, adam, state.ranks, own.hosts)[trainer.rank]
+                    found["copies"] = [trainer.survival.replication.copies.bytes, predicted]
                 self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
 
 

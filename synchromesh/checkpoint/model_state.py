@@ -55,8 +55,7 @@ class ModelState:
 
     def sides(self, holding: Holding, ranks: tuple[int, ...]) -> Sides:
         """The boxes of `holding` at each rank of the world; none at idle ranks."""
-        everyone = range(self.world.size)
-        return tuple(holding.boxes(ranks.index(r)) if r in ranks else () for r in everyone)
+        return holding.sides(ranks, self.world.size)
 
     def move(
         self, holdings: Mapping[str, Holding], groups: PlanGroups, plan: str

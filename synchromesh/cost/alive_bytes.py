@@ -63,6 +63,12 @@ class PeakMemory:
     peak: int
     by_kind: Mapping[str, int] = field(default_factory=dict, compare=False)
 
+    def beside(self, buffers: float) -> "PeakMemory":
+        """Where so many bytes more are always there."""
+        more = round(buffers)
+        by_kind = {**self.by_kind, "buffers": self.by_kind.get("buffers", 0) + more}
+        return PeakMemory(self.resident + more, self.peak + more, by_kind)
+
 
 Form = tuple[str, int, Placement]  # value, tensor degree, placement
 

@@ -50,6 +50,7 @@ class Member:
         self.parted = ""  # as `RankState`
         self.lost: tuple[Loss, ...] = ()  # in the generation before
         self.hosts: tuple[str, ...] = ()  # of each rank of this generation
+        self.replicate = "off"  # as of `fit`
         self.came = self.stay = 0  # how many of its ranks have come, and stay
         self._line = Wire(link)
         self.number = 0  # of the generation
@@ -83,6 +84,11 @@ class Member:
             self.lost, self.came, self.parted = found.lost, found.came, ""
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
+
+    @property
+    def copying(self) -> tuple[str, ...]:
+        """The hosts of ranks, where what one host alone has is copied to others."""
+        return () if self.replicate == "off" else self.hosts
 
     def refuse(self, why: str) -> None:
         """The run does not go on without the ranks that are lost."""

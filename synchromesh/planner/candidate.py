@@ -6,7 +6,7 @@ from typing import Any
 
 from synchromesh.cost.alive_bytes import PeakMemory
 from synchromesh.cost.gradients import compressed_demands
-from synchromesh.cost.peak_memory import peak_memories
+from synchromesh.cost.peak_memory import copies_bytes, peak_memories
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
 from synchromesh.cost.step_time import StepTime, Walk, best_pieces, step_time
 from synchromesh.planner.problem import Demand, PartitionCache, PlanningProblem, served
@@ -109,7 +109,7 @@ def price(
             time = best_pieces(placed, profile, (PIECES,), walk)
         else:
             time = walk(placed, profile, plan.pieces)
-        memory = peak_memories(placed, profile, time.pieces)
+        memory = _memories(partitions.problem, placed, profile, time.pieces)
     except (Unmeasured, ValueError) as error:
         return Candidate(plan, None, (), False, str(error))
     lack = _lack(partitions.problem, plan, memory)
@@ -118,6 +118,18 @@ def price(
         if alone.fits:
             return replace(alone, plan=plan)
     return Candidate(plan, time, memory, not lack, lack)
+
+
+def _memories(
+    problem: PlanningProblem, placed: PlannedStep, profile: Profile, pieces: int
+) -> tuple[PeakMemory, ...]:
+    """With the copies of an elastic run."""
+    memory = peak_memories(placed, profile, pieces)
+    if not problem.copying:
+        return memory
+    ranks = problem.ranks(placed.plan)
+    copies = copies_bytes(placed.holdings.values(), profile.state_factor, ranks, problem.copying)
+    return tuple(m.beside(copies[rank]) for rank, m in zip(ranks, memory, strict=True))
 
 
 def most_lacking(
@@ -146,7 +158,7 @@ def has_room(partitions: PartitionCache, plan: Plan, profile: Profile, rows: int
     problem = partitions.problem
     try:
         placed = replace(planned_step(partitions, plan), rows=rows)
-        memory = peak_memories(placed, profile, plan.pieces or 1)
+        memory = _memories(problem, placed, profile, plan.pieces or 1)
     except ValueError:  # no such plan, or nobody has measured its programs
         return False
     return most_lacking(plan, memory, problem.limits)[0] <= 0

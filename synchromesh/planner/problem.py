@@ -94,6 +94,8 @@ class PlanningProblem:
     unsplittable: str = ""  # why the optimizer cannot update shards of a parameter; "": it can
     headroom: Headroom | None = None  # what `limits` leave of the device that they leave least of
     allowed: Allowance = NOTHING  # what may be chosen that one device does not compute
+    # of each rank, where what one host alone has is copied to another (`values.boxes.lent`)
+    copying: tuple[str, ...] = ()
 
     @classmethod
     def of(

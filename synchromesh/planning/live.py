@@ -138,6 +138,7 @@ class LivePlanning:
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
         self._facts: LiveFacts | None = None
+        self._copies = True  # of an elastic run's state are among what takes memory
 
     def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -145,14 +146,29 @@ class LivePlanning:
         if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
             facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
-                self.memory.headrooms, self.allowed,
+                self.memory.headrooms, self.allowed, self._copying,
             )  # fmt: skip
         return facts
+
+    @property
+    def _copying(self) -> tuple[str, ...]:
+        own = self.world.member
+        return own.copying if own is not None and self._copies else ()
+
+    def _without_copies(self) -> bool:
+        """Leaves out the copies of the state that are made where there is room alone; whether
+        there were any."""
+        own = self.world.member
+        left = own is not None and own.replicate == "auto" and bool(self._copying)
+        if left:
+            self._copies, self._facts = False, None
+        return left
 
     def regroup(self) -> None:
         """The world has other ranks, and what was measured is of those before; all call alike."""
         self.memory.share_limits()
         self.choice = self.profile = self._facts = None
+        self._copies = True
 
     def session(self, step: Step) -> LiveSession:
         return LiveSession(self.facts(step), self.say)
@@ -164,7 +180,12 @@ class LivePlanning:
         return facts.partitions.known(plan)
 
     def choose(self, step: Step) -> Plan:
-        self.choice = self.session(step).best()
+        try:
+            self.choice = self.session(step).best()
+        except ValueError:
+            if not self._without_copies():
+                raise
+            self.choice = self.session(step).best()
         self._choice_rows = self.rows
         self.profile = self.choice.profile if self.choice.chosen.time else None
         return self.choice.chosen.plan
@@ -187,6 +208,8 @@ class LivePlanning:
             return chosen
         known = self.profile if known is None else known
         candidate, self.profile = self.session(step).predict(plan, known)
+        if candidate.memory and not candidate.fits and self._without_copies():
+            candidate, self.profile = self.session(step).predict(plan, self.profile)
         if candidate.memory:
             self._warn_of_shortage(candidate)
         return candidate

@@ -74,11 +74,13 @@ class LiveFacts:
     def of(
         cls, world: World, model: Model, step: Step, optimizer: Optimizer, example: Any,
         rows: int, headrooms: Sequence[Headroom], allowed: Allowance = NOTHING,
+        copying: tuple[str, ...] = (),
     ) -> "LiveFacts":  # fmt: skip
-        """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`)."""
+        """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`);
+        copying: as of `PlanningProblem`."""
         modules = model.inside(step.chain.names)
         problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
-        problem = replace(problem, allowed=allowed)
+        problem = replace(problem, allowed=allowed, copying=copying)
         return cls(world, PartitionCache(problem), model, example, optimizer)
 
     @property

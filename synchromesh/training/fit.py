@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from synchromesh.launcher.member import member
 from synchromesh.training import events
 from synchromesh.training.active_plan import checked_plan
 from synchromesh.training.best import Best
@@ -81,13 +82,14 @@ def fit(
     torch.manual_seed(seed)
     model = workload.build()
     optimizer = workload.build_optimizer(model.parameters())
+    if (own := member()) is not None:
+        own.replicate = replicate
     trainer = prepare(
         model, optimizer, workload.loss, workload.example(seed=seed), plan=plan,
         scheduler=_scheduler(workload, optimizer, batches is not None), seed=seed,
         autocast=autocast, carry=workload.carry, headroom=headroom, noise_scale=noise_scale,
         say=say, allow=allow,
     )  # fmt: skip
-    trainer.survival.replication.every = replicate
     requests = Stop(trainer, stop)
     loop = Loop(
         workload, trainer, requests, on_event or events.ignore, epochs or workload.epochs,

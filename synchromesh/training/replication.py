@@ -23,7 +23,6 @@ class Replication:
     """Behind every so many steps, as many as let copies take a share of the time, what ranks of
     one host alone have is copied; nothing where others have all of it.
 
-    every   steps between copies: a number, `auto` as said above, or `off`
     place   where the training loop is, as JSON
     back    what is no tensor of the copies that a recovery has taken"""
 
@@ -33,7 +32,6 @@ class Replication:
     def __init__(self, execution: Execution, loaders: Loaders) -> None:
         self._execution, self._loaders = execution, loaders
         self.copies = PeerCopies(execution.state, self._hosts)
-        self.every = "auto"
         self.place: Callable[[], Any] = lambda: None
         self.back: Any = None
         self.timed: float | None = None  # when the step that goes on began
@@ -46,13 +44,19 @@ class Replication:
         return () if own is None else own.hosts
 
     @property
+    def every(self) -> str:
+        """Steps between copies: a number, `auto` as said above, or `off`."""
+        own = self._execution.world.member
+        return "off" if own is None else own.replicate
+
+    @property
     def _unit(self) -> str:
         """What may be lost: hosts, or ranks of the only one."""
         return "host" if len({*self._hosts()}) > 1 else "rank"
 
     @property
     def _on(self) -> bool:
-        return self._execution.world.elastic and self.every != "off"
+        return self.every != "off"
 
     def begin(self) -> None:
         """Ranks have met."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from synchromesh.values.boxes import Box
+from synchromesh.values.boxes import Box, Boxes
 from synchromesh.values.buckets import fill
 from synchromesh.values.component import Parameter
 from synchromesh.values.compression import NONE, CompressedSizes, assigned, refuse_rank
@@ -145,6 +145,12 @@ class Holding:
                 boxes.append((*box[:cut], own, *box[cut + 1 :]))
             before += (high - low) * (d == cut)
         return tuple(boxes)
+
+    def sides(self, ranks: Sequence[int], size: int) -> Boxes:
+        """The boxes of each of `size` ranks, of which `ranks` are at the positions; none at idle
+        ones."""
+        at = {rank: position for position, rank in enumerate(ranks)}
+        return tuple(self.boxes(at[r]) if r in at else () for r in range(size))
 
     @cached_property
     def local_shape(self) -> tuple[int, ...]:

@@ -126,7 +126,8 @@ def test_what_one_rank_alone_had_comes_from_copies(
     assert all(g["state_from"] == "peers" for g in generations)
     assert all(g["lost_steps"] <= every for g in generations)
     taken, predicted = json.loads(file.read_text())["copies"]
-    assert taken == 2 * predicted or every > 1  # bytes of two, at the end
+    assert predicted > 0
+    assert taken == pytest.approx(predicted, rel=0.05) or every > 1  # of two, at the end
 
 
 SWITCHES = {  # plan, another one, the place where a rank is lost, whether copies are taken
