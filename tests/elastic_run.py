@@ -18,7 +18,7 @@ import synchromesh as sm
 from synchromesh.checkpoint import switch
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.peer_copies import PeerCopies
-from synchromesh.cost.peak_memory import copies_bytes
+from synchromesh.cost.alive_bytes import copies_bytes
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World

@@ -7,10 +7,11 @@ x -> [c0] -> h -> [c1] -> y        h is dropped after c1's forward, its last rea
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from synchromesh.trace.partition.local import LocalComponent
+from synchromesh.values.boxes import lent, volume
 from synchromesh.values.component import Value
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout import Layout
@@ -163,3 +164,21 @@ def held_bytes(
         by_kind["states"] += state_factor * h.kept_bytes * h.tensor.trainable
     by_kind["gradients"] += sum(h.kept_bytes for h in gradients if h.tensor.trainable)
     return by_kind
+
+
+def copies_bytes(
+    held: Iterable[Holding], state_factor: float, ranks: Sequence[int], hosts: Sequence[str],
+    copies: int = 2,
+) -> list[float]:  # fmt: skip
+    """On each rank, copies behind steps of what it has, and of what it keeps for others: nothing
+    where no host alone has anything (checkpoint/peer_copies.py, which keeps so many). ranks: of
+    the plan's positions; hosts: of each rank."""
+    sizes, needed = [0.0] * len(hosts), False
+    for h in held:
+        have = h.sides(ranks, len(hosts))
+        kept = lent(have, hosts)
+        needed |= any(kept)
+        of_one = replace(h.tensor, shape=(1,)).bytes * (1 + state_factor * h.tensor.trainable)
+        for rank, own in enumerate(zip(have, kept, strict=True)):
+            sizes[rank] += copies * of_one * sum(volume(box) for side in own for box in side)
+    return sizes if needed else [0.0] * len(hosts)

@@ -37,7 +37,6 @@ from synchromesh.cost.planned_step import (
     walked,
 )
 from synchromesh.trace.partition.local import Input, LocalComponent
-from synchromesh.values.boxes import lent, volume
 from synchromesh.values.component import Value
 from synchromesh.values.exchange import Exchange
 from synchromesh.values.holding import Holding
@@ -110,24 +109,6 @@ def peak_memory(
         always + round(sum(most.values()) + sum(batch.values())),
         {k: round(sum(x.get(k, 0.0) for x in (resident, most, batch))) for k in KINDS},
     )
-
-
-def copies_bytes(
-    held: Iterable[Holding], state_factor: float, ranks: Sequence[int], hosts: Sequence[str],
-    copies: int = 2,
-) -> list[float]:  # fmt: skip
-    """On each rank, copies behind steps of what it has, and of what it keeps for others: nothing
-    where no host alone has anything (checkpoint/peer_copies.py, which keeps so many). ranks: of
-    the plan's positions; hosts: of each rank."""
-    sizes, needed = [0.0] * len(hosts), False
-    for h in held:
-        have = h.sides(ranks, len(hosts))
-        kept = lent(have, hosts)
-        needed |= any(kept)
-        of_one = replace(h.tensor, shape=(1,)).bytes * (1 + state_factor * h.tensor.trainable)
-        for rank, own in enumerate(zip(have, kept, strict=True)):
-            sizes[rank] += copies * of_one * sum(volume(box) for side in own for box in side)
-    return sizes if needed else [0.0] * len(hosts)
 
 
 def _leaves(parts: Iterable[LocalComponent]) -> list[tuple[Layout, Input]]:

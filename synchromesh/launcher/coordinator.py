@@ -170,6 +170,7 @@ class Coordinator:
     def decide(self, hosts: Sequence[HostRanks]) -> Orders:
         """From what all hosts tell that are there; a host that is not has lost its ranks."""
         known = {Seat(h.host, r.slot): r for h in hosts for r in h.ranks}
+        self._stops = any(h.stops for h in hosts)
         self._note(hosts, known)
         if self.orders.end:
             return self.orders
@@ -206,7 +207,7 @@ class Coordinator:
         self._heard |= {h.host: time.monotonic() - h.unheard for h in hosts}
         if there - self._hosts:
             self._grown = time.monotonic()
-        self._hosts, self._stops = there, any(h.stops for h in hosts)
+        self._hosts = there
         self._over |= {seat for seat, rank in known.items() if rank.ended}
         for host in [h for h in hosts if h.failed]:
             self._fail(host)

@@ -178,16 +178,24 @@ class Lighthouse:
     def _there(self) -> list[HostRanks]:
         """Other hosts that are not silent."""
         now, others, there = time.monotonic(), [*self._others.items()], list[HostRanks]()
-        ranks = [r for s in (self._state, *(s for _, (_, _, s) in others)) for r in s.ranks]
-        parted = {r.parted for r in ranks if r.settled == self.orders.number}
+        parted = self._parted()
         asked = self._quorum if len(others) > 1 else now  # one of two is no majority: no quorum
         for name, (_, heard, state) in others:
-            alone = not self.orders.leave and address_of(name) in parted
-            if now - heard > LIMITS.silent or (alone and asked - heard > LIMITS.parted):
+            missed = address_of(name) in parted and asked - heard > LIMITS.parted
+            if missed or now - heard > LIMITS.silent:
                 self._others.pop(name, None)
             else:
                 there.append(replace(state, unheard=now - heard))
         return there
+
+    def _parted(self) -> set[str]:
+        """Addresses with which ranks have lost a connection, while nobody is known to be lost."""
+        states = () if self.orders.leave else (self._state, *self._states)
+        return {r.parted for s in states for r in s.ranks if r.settled == self.orders.number}
+
+    @property
+    def _states(self) -> list[HostRanks]:
+        return [state for _, _, state in [*self._others.values()]]
 
     @property
     def over(self) -> bool:
@@ -241,7 +249,7 @@ class Lighthouse:
         return self._sealed.seal(
             of=self._asked, orders=to_plain(self.orders),
             words=[*self._command(self.orders.anew)],
-            states=[to_plain(s) for s in (self._state, *(s for _, _, s in self._others.values()))],
+            states=[to_plain(s) for s in (self._state, *self._states)],
         )  # fmt: skip
 
     def _hear(self, name: str, data: Any) -> None:

@@ -51,6 +51,7 @@ class Member:
         self.lost: tuple[Loss, ...] = ()  # in the generation before
         self.hosts: tuple[str, ...] = ()  # of each rank of this generation
         self.replicate = "off"  # as of `fit`
+        self.copying: tuple[str, ...] = ()  # `hosts`, where plans are to have room for copies
         self.came = self.stay = 0  # how many of its ranks have come, and stay
         self._line = Wire(link)
         self.number = 0  # of the generation
@@ -82,13 +83,9 @@ class Member:
         if found is not None:
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
             self.lost, self.came, self.parted = found.lost, found.came, ""
+            self.copying = () if self.replicate == "off" else self.hosts
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
-
-    @property
-    def copying(self) -> tuple[str, ...]:
-        """The hosts of ranks, where what one host alone has is copied to others."""
-        return () if self.replicate == "off" else self.hosts
 
     def refuse(self, why: str) -> None:
         """The run does not go on without the ranks that are lost."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from synchromesh.cost.alive_bytes import PeakMemory
+from synchromesh.cost.alive_bytes import PeakMemory, copies_bytes
 from synchromesh.cost.gradients import compressed_demands
-from synchromesh.cost.peak_memory import copies_bytes, peak_memories
+from synchromesh.cost.peak_memory import peak_memories
 from synchromesh.cost.planned_step import PlannedStep, Unmeasured
 from synchromesh.cost.step_time import StepTime, Walk, best_pieces, step_time
 from synchromesh.planner.problem import Demand, PartitionCache, PlanningProblem, served

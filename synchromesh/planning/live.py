@@ -138,7 +138,6 @@ class LivePlanning:
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
         self._facts: LiveFacts | None = None
-        self._copies = True  # of an elastic run's state are among what takes memory
 
     def facts(self, step: Step) -> LiveFacts:
         """What a plan is wanted for; partitions that were solved for it are kept with it."""
@@ -146,29 +145,23 @@ class LivePlanning:
         if facts is None or facts.problem.step is not step or facts.problem.rows != self.rows:
             facts = self._facts = LiveFacts.of(
                 self.world, self.model, step, self.optimizer, self._example, self.rows,
-                self.memory.headrooms, self.allowed, self._copying,
+                self.memory.headrooms, self.allowed,
             )  # fmt: skip
         return facts
-
-    @property
-    def _copying(self) -> tuple[str, ...]:
-        own = self.world.member
-        return own.copying if own is not None and self._copies else ()
 
     def _without_copies(self) -> bool:
         """Leaves out the copies of the state that are made where there is room alone; whether
         there were any."""
         own = self.world.member
-        left = own is not None and own.replicate == "auto" and bool(self._copying)
-        if left:
-            self._copies, self._facts = False, None
-        return left
+        if own is None or own.replicate != "auto" or not own.copying:
+            return False
+        own.copying, self._facts = (), None
+        return True
 
     def regroup(self) -> None:
         """The world has other ranks, and what was measured is of those before; all call alike."""
         self.memory.share_limits()
         self.choice = self.profile = self._facts = None
-        self._copies = True
 
     def session(self, step: Step) -> LiveSession:
         return LiveSession(self.facts(step), self.say)

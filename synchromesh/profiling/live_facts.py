@@ -74,12 +74,11 @@ class LiveFacts:
     def of(
         cls, world: World, model: Model, step: Step, optimizer: Optimizer, example: Any,
         rows: int, headrooms: Sequence[Headroom], allowed: Allowance = NOTHING,
-        copying: tuple[str, ...] = (),
     ) -> "LiveFacts":  # fmt: skip
-        """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`);
-        copying: as of `PlanningProblem`."""
+        """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`)."""
         modules = model.inside(step.chain.names)
         problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
+        copying = () if world.member is None else world.member.copying
         problem = replace(problem, allowed=allowed, copying=copying)
         return cls(world, PartitionCache(problem), model, example, optimizer)
 

@@ -62,13 +62,10 @@ def fit(
     if not isinstance(workload, Workload):
         raise ValueError(f"fit trains a synchromesh.Workload, not {type(workload).__name__}")
     numbers: dict[str, Any] = {
-        "epochs": epochs,
-        "steps": steps,
-        "keep": keep,
-        "patience": patience,
-    }
-    numbers["checkpoint_every"] = checkpoint_every
-    numbers |= {"skip_non_finite": skip_non_finite, "check_replicas": check_replicas}
+        "epochs": epochs, "steps": steps, "keep": keep, "patience": patience,
+        "checkpoint_every": checkpoint_every, "skip_non_finite": skip_non_finite,
+        "check_replicas": check_replicas,
+    }  # fmt: skip
     functions = {"on_event": on_event, "stop": stop, "say": say}
     if replicate not in ("auto", "off"):
         numbers["replicate"] = int(replicate) if replicate.isdecimal() else replicate
