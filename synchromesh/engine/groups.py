@@ -44,7 +44,9 @@ class Ranks(Protocol):
 
     def after(self, work: Any, result: Callable[[], T]) -> Callable[[], T]: ...
 
-    def wait(self, work: Any, message: bool = False) -> None: ...
+    def wait(self, work: Any, sent: bool = False) -> None: ...
+
+    def receive(self, works: Sequence[Any]) -> None: ...
 
     @property
     def elastic(self) -> bool: ...
@@ -263,13 +265,15 @@ def _movable(
 
 @dataclass
 class Posted:
-    """Messages under way; what is being sent lives as long."""
+    """Messages under way, those that are sent first; what is being sent lives as long."""
 
     world: Ranks
     work: list[Any]
     sent: list[Tensor]
 
     def wait(self) -> None:
-        for work in self.work:
-            self.world.wait(work, message=True)
+        sends, receives = self.work[: len(self.sent)], self.work[len(self.sent) :]
+        for work in sends:
+            self.world.wait(work, sent=True)
+        self.world.receive(receives)
         self.work, self.sent = [], []

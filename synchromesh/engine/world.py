@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -21,6 +23,35 @@ from synchromesh.launcher.generation import Generation
 from synchromesh.launcher.member import Member, member
 
 T = TypeVar("T")
+
+
+class _Waiter:
+    """A thread that waits for messages."""
+
+    def __init__(self) -> None:
+        self._asked, self._answers = SimpleQueue[Sequence[Any]](), SimpleQueue[object]()
+        self._waits = False
+        threading.Thread(target=self._run, daemon=True, name="messages").start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                for work in self._asked.get():
+                    work.wait()
+                self._answers.put(True)
+            except Exception as error:
+                self._answers.put(error)
+
+    def answer(self, works: Sequence[Any], seconds: float) -> object:
+        """What came of them, an error or True; None: nothing so far."""
+        if not self._waits:
+            self._asked.put(works)
+        self._waits = True
+        with suppress(Empty):
+            answer = self._answers.get(timeout=seconds)
+            self._waits = False
+            return answer
+        return None
 
 
 class World:
@@ -43,6 +74,7 @@ class World:
         self._groups: dict[tuple[tuple[int, ...], str], Group] = {}
         self._rings: set[tuple[int, ...]] = set()
         self._owner = owner  # of the default process group
+        self._waiter: _Waiter | None = None
 
     @classmethod
     def open(
@@ -124,13 +156,23 @@ class World:
         """Whether ranks do no longer call alike."""
         return self._left or (self.control is not None and bool(self.control.lost))
 
-    def wait(self, work: Any, message: bool = False) -> None:
-        """Counts the seconds, too; on CUDA the host never waits. message: of two ranks."""
+    def wait(self, work: Any, sent: bool = False) -> None:
+        """Counts the seconds, too; on CUDA the host never waits. sent: it is a message."""
         began = time.perf_counter()
-        if message or not self.elastic:
+        if sent or not self.elastic:
             work.wait()
         else:
             self.finish(work)
+        self.waited += time.perf_counter() - began
+
+    def receive(self, works: Sequence[Any]) -> None:
+        """Waits for messages."""
+        began = time.perf_counter()
+        if self.elastic and works:
+            self._finish_messages(works)
+        else:
+            for work in works:
+                work.wait()
         self.waited += time.perf_counter() - began
 
     @property
@@ -151,6 +193,17 @@ class World:
                     continue
                 raise RuntimeError("connection lost: a collective does not end") from None
             return
+
+    def _finish_messages(self, works: Sequence[Any]) -> None:
+        """As `finish`, but gloo ends all connections where the time of a message is over: so a
+        thread waits, which is left where it is with what does not end."""
+        self._waiter, waiter = None, self._waiter or _Waiter()
+        while (answer := waiter.answer(works, self.LOOK.total_seconds())) is None:
+            if self.member is not None and self.member.told:
+                raise RuntimeError("connection lost: a message does not end")
+        self._waiter = waiter
+        if isinstance(answer, Exception):
+            raise answer
 
     def advance(self) -> None:
         """Lets go on what is for a rank's own thread to do: reduce-scatters in rings, and on the

@@ -101,7 +101,7 @@ class Member:
         sooner from what is said of it."""
         if (found := PARTED.search(said)) is not None:
             rank, address = found.groups()
-            self.parted = address or address_of(self.hosts[int(rank)])
+            self.parted = address or address_of("".join(self.hosts[int(rank) :][:1]))
             self._say()
         return self._asked.wait(TUNING.told)
 

@@ -126,7 +126,7 @@ def test_what_one_rank_alone_had_comes_from_copies(
     assert all(g["state_from"] == "peers" for g in generations)
     assert all(g["lost_steps"] <= every for g in generations)
     taken, predicted = json.loads(file.read_text())["copies"]
-    assert predicted > 0
+    assert (predicted > 0) == (generations[-1]["plan"] != "data")  # where twins have all of it
     assert taken == pytest.approx(predicted, rel=0.05) or every > 1  # of two, at the end
 
 
