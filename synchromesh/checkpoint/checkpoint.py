@@ -78,10 +78,10 @@ def _write(fresh: Path, tensors: Mapping[str, LocalTensor], group: Group, path: 
     writer = FileSystemWriter(fresh, sync_files=True, thread_count=1)  # more hide errors
     try:
         with _without_warning_of_one_rank():
-            state_dict_saver.save(
+            group.world.apart(lambda: state_dict_saver.save(
                 dict(tensors), storage_writer=writer, planner=BoxWriter(flatten_state_dict=False),
                 process_group=group.handle, no_dist=group.size == 1,
-            )  # fmt: skip
+            ))  # fmt: skip
     except CheckpointException as error:
         free = group.broadcast_json(_free_megabytes(fresh))
         needed = max(group.all_gather_json(sum(x.tensor.nbytes for x in tensors.values()))) / 1e6
@@ -157,10 +157,10 @@ def load(
     present = {n: local for n, local in wanted.items() if n in stored.state_dict_metadata}
     try:
         with _without_warning_of_one_rank():
-            state_dict_loader.load(
+            group.world.apart(lambda: state_dict_loader.load(
                 dict(present), storage_reader=reader, planner=BoxReader(),
                 process_group=group.handle, no_dist=group.size == 1,
-            )  # fmt: skip
+            ))  # fmt: skip
     except CheckpointException as error:
         raise CheckpointError(f"{path}: cannot be read: {_reasons(error)}") from None
     return agreed(group, lambda: json.loads((path / STATE).read_text()), f"{path}: {STATE}")

@@ -48,6 +48,8 @@ class Ranks(Protocol):
 
     def receive(self, works: Sequence[Any]) -> None: ...
 
+    def apart(self, call: Callable[[], T]) -> T: ...
+
     @property
     def elastic(self) -> bool: ...
 
@@ -275,5 +277,6 @@ class Posted:
         sends, receives = self.work[: len(self.sent)], self.work[len(self.sent) :]
         for work in sends:
             self.world.wait(work, sent=True)
-        self.world.receive(receives)
+        if receives:
+            self.world.receive(receives)
         self.work, self.sent = [], []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,32 +26,19 @@ T = TypeVar("T")
 
 
 class _Waiter:
-    """A thread that waits for messages."""
+    """A thread that makes calls which wait for other ranks, until it is asked for None."""
 
     def __init__(self) -> None:
-        self._asked, self._answers = SimpleQueue[Sequence[Any]](), SimpleQueue[object]()
-        self._waits = False
-        threading.Thread(target=self._run, daemon=True, name="messages").start()
+        self._asked, self.answers = SimpleQueue[Callable[[], Any] | None](), SimpleQueue[Any]()
+        self.ask = self._asked.put
+        threading.Thread(target=self._run, daemon=True, name="waiter").start()
 
     def _run(self) -> None:
-        while True:
+        while (call := self._asked.get()) is not None:
             try:
-                for work in self._asked.get():
-                    work.wait()
-                self._answers.put(True)
-            except Exception as error:
-                self._answers.put(error)
-
-    def answer(self, works: Sequence[Any], seconds: float) -> object:
-        """What came of them, an error or True; None: nothing so far."""
-        if not self._waits:
-            self._asked.put(works)
-        self._waits = True
-        with suppress(Empty):
-            answer = self._answers.get(timeout=seconds)
-            self._waits = False
-            return answer
-        return None
+                self.answers.put((call(), None))
+            except BaseException as error:  # as torch's of a checkpoint
+                self.answers.put((None, error))
 
 
 class World:
@@ -166,14 +153,29 @@ class World:
         self.waited += time.perf_counter() - began
 
     def receive(self, works: Sequence[Any]) -> None:
-        """Waits for messages."""
+        """Waits for messages; gloo ends all connections where the time of one is over."""
         began = time.perf_counter()
-        if self.elastic and works:
-            self._finish_messages(works)
-        else:
-            for work in works:
-                work.wait()
+        self.apart(lambda: [work.wait() for work in works])
         self.waited += time.perf_counter() - began
+
+    def apart(self, call: Callable[[], T]) -> T:
+        """The result of a call that waits for other ranks without end: in an elastic run a thread
+        makes it, which is left where it is when they are lost (`finish`)."""
+        if self.member is None or not self.elastic:
+            return call()
+        self._waiter, waiter = None, self._waiter or _Waiter()
+        waiter.ask(call)
+        while True:
+            with suppress(Empty):
+                result, error = waiter.answers.get(timeout=self.LOOK.total_seconds())
+                break
+            if self.member.told:
+                waiter.ask(None)
+                raise RuntimeError("connection lost: a call does not end")
+        self._waiter = waiter
+        if error is not None:
+            raise error
+        return cast(T, result)
 
     @property
     def elastic(self) -> bool:
@@ -193,17 +195,6 @@ class World:
                     continue
                 raise RuntimeError("connection lost: a collective does not end") from None
             return
-
-    def _finish_messages(self, works: Sequence[Any]) -> None:
-        """As `finish`, but gloo ends all connections where the time of a message is over: so a
-        thread waits, which is left where it is with what does not end."""
-        self._waiter, waiter = None, self._waiter or _Waiter()
-        while (answer := waiter.answer(works, self.LOOK.total_seconds())) is None:
-            if self.member is not None and self.member.told:
-                raise RuntimeError("connection lost: a message does not end")
-        self._waiter = waiter
-        if isinstance(answer, Exception):
-            raise answer
 
     def advance(self) -> None:
         """Lets go on what is for a rank's own thread to do: reduce-scatters in rings, and on the

@@ -10,6 +10,9 @@ from types import FrameType
 from typing import Any, ClassVar
 
 
+WAITS = ("wait", "finish", "apart")  # of a world
+
+
 class Stillness:
     """Seconds, as of the last look: still, for which the main thread was at one place outside of
     collectives and the process, with its children, neither computed nor read nor wrote (place says
@@ -50,7 +53,7 @@ def in_collective(frame: FrameType, depth: int = 1) -> bool:
         if at is None:
             return False
         file = at.f_code.co_filename
-        own = file.endswith("/synchromesh/engine/world.py") and at.f_code.co_name == "wait"
+        own = file.endswith("/synchromesh/engine/world.py") and at.f_code.co_name in WAITS
         if own or "/torch/distributed/" in file or file.endswith("/engine/control_channel.py"):
             return True
         at = at.f_back
