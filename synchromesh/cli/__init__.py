@@ -44,9 +44,8 @@ def parser() -> argparse.ArgumentParser:
         "path/to/file.py:function, a function that returns a synchromesh.Workload.",
     )
     option("--version", action="version", version=f"synchromesh {VERSION}")(top)
-    commands(
-        *(module.COMMAND for module in COMMANDS), elastic.JOIN, elastic.STATUS, submit.COMMAND
-    )(top)
+    others = *elastic.COMMANDS, submit.COMMAND
+    commands(*(module.COMMAND for module in COMMANDS), *others)(top)
     return top
 
 

@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from synchromesh.cli import options, ranks
 from synchromesh.cli.command import Argument, answer, command, option
+from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
     from synchromesh.launcher.forks import Fork
     from synchromesh.launcher.lighthouse import Lighthouse
 
 PROGRAM = ("-m", "synchromesh")
+LOOK = 0.1  # seconds between two looks whether a host has left; chosen
 
 
 def address(text: str) -> tuple[str, int]:
@@ -216,6 +219,34 @@ def status(args: argparse.Namespace) -> int:
     return 0
 
 
+def leave(args: argparse.Namespace) -> int:
+    """Lets hosts of a run leave."""
+    from synchromesh.launcher.coordinator import HostRanks
+    from synchromesh.launcher.generation import address_of
+
+    name, own, sealed = _identity(args)
+    _quiet()
+    lighthouse, address = _reached(args, sealed, observes=True), args.host or own
+
+    def there() -> list[str]:
+        return [state["host"] for state in lighthouse.shown]
+
+    try:
+        if address == _resolved(args.coordinator[0]):
+            raise ValueError(f"host {address} is the coordinator's, with which the run ends")
+        if address not in map(address_of, there()):
+            raise ValueError(f"host {address} is none of the run's: {', '.join(there())}")
+        lighthouse.asks = address
+        while address in map(address_of, there()):
+            if why := lighthouse(HostRanks(name, ())).end:
+                raise Refuted(f"host {address} has not left before the end: {why}")
+            time.sleep(LOOK)
+    finally:
+        lighthouse.close()
+    _say(f"host {address} has left")
+    return 0
+
+
 def _index(seats: list[tuple[str, int]], seat: tuple[str, int]) -> int | None:
     return seats.index(seat) if seat in seats else None
 
@@ -275,8 +306,15 @@ JOIN = command(
     "host leaves when others hold what its ranks have; a second one ends it now.",
     *_where(), options.nproc(), NOTICE,
 )  # fmt: skip
+LEAVE = command(
+    "leave", leave, "lets a host of an elastic run leave",
+    "Lets a host leave an elastic run, as SIGTERM at its `join` does, and waits until it has.",
+    *_where(),
+    option("--host", metavar="ADDRESS", help="of the host; default: this one"),
+)  # fmt: skip
 STATUS = command(
     "status", status, "says who takes part in an elastic run",
     "Says which hosts and ranks take part in an elastic run, and how far they are.",
     *_where(), options.JSON,
 )  # fmt: skip
+COMMANDS = JOIN, LEAVE, STATUS

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from synchromesh.launcher.generation import Generation, Loss
+from synchromesh.launcher.generation import Generation, Loss, address_of
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Orders:
     trains      there is somebody to come to; over: some have done all there is to do
     stay        the first so many ranks do; the others hold nothing, as their hosts leave
     may_go      hosts that leave, of which nothing is needed any more
+    asked       hosts that are asked to leave
     refused     by host, why its ranks cannot come
     stop        ranks stop at a step, with a checkpoint
     end         why the run ends; apart: this host is, so that its ranks have nothing to save"""
@@ -112,6 +113,7 @@ class Orders:
     over: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     may_go: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
     stop: bool = False
     apart: bool = False
     end: str = ""
@@ -162,6 +164,7 @@ class Coordinator:
         self._met = self._built = self._grown = time.monotonic()
         self._scarce = inf  # since when there are too few hosts
         self._stops = False  # the run is to
+        self.asked: set[str] = set()  # addresses of hosts that are to leave
 
     def close(self) -> None:
         """Ends the store now: its thread does not survive a fork."""
@@ -171,6 +174,8 @@ class Coordinator:
         """From what all hosts tell that are there; a host that is not has lost its ranks."""
         known = {Seat(h.host, r.slot): r for h in hosts for r in h.ranks}
         self._stops = any(h.stops for h in hosts)
+        self.asked &= {address_of(h.host) for h in hosts}
+        asked = [h.host for h in hosts if h.host != self.host and address_of(h.host) in self.asked]
         self._note(hosts, known)
         if self.orders.end:
             return self.orders
@@ -183,7 +188,7 @@ class Coordinator:
             self._change(leave=True)
         may_go = {seat.host for seat in self._left} if settled else ()
         over = not self._over.isdisjoint(self.orders.seats)
-        self._change(trains=bool(alive), may_go=tuple(may_go), over=over)
+        self._change(trains=bool(alive), may_go=tuple(may_go), over=over, asked=tuple(asked))
         if alive:
             self._go_on(alive, coming, leaving)
         elif not over:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
 from signal import signal as handle
 from types import FrameType
 from typing import Any, ClassVar, Protocol
@@ -33,12 +33,14 @@ from synchromesh.launcher.launcher import (
     failure_of,
     stop_of_a_rank,
 )  # fmt: skip
+from synchromesh.launcher.machine import memory_kills
 from synchromesh.launcher.scratch import scratch
 from synchromesh.launcher.slot import Process, Slot, kill
 from synchromesh.values.fault import Fault
 
 STOPS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 LOCAL = "127.0.0.1"
+FULL = ": its control group has no memory left, so it is not started anew"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class LocalRanks:
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
     tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    kills: int = field(default_factory=memory_kills)  # for want of memory, so far
     notice: Path | None = None  # appears where this host is to end soon
 
     @property
@@ -195,8 +198,11 @@ class LocalRanks:
                 continue
             kill(slot.process)  # what it has started
             if slot.code < 0:
-                slot.why = slot.why or f"was killed by {Signals(-slot.code).name}"
-                self._start_again(slot)
+                before, self.kills = self.kills, memory_kills()
+                full = slot.code == -SIGKILL and not slot.why and self.kills > before
+                slot.why = slot.why or f"was killed by {Signals(-slot.code).name}{FULL * full}"
+                if not full:
+                    self._start_again(slot)
             elif slot.code > 0:
                 self.failed = f"rank {slot.rank} of host {self.name} failed"
                 self.end(TUNING.end)
@@ -214,6 +220,8 @@ class LocalRanks:
         self.orders = orders
         if orders.why(self.name):
             return self.end(0 if orders.apart else TUNING.end)
+        if self.name in orders.asked and not self.leaves:
+            self.take(SIGTERM)
         self.slots = [s for s in self.slots if s.code is None or s.generation >= orders.number]
         for slot in self.live:
             slot.obey(Seat(self.name, slot.number), orders)

@@ -139,6 +139,7 @@ class Lighthouse:
         self._to = ""  # the coordinator's random number
         self._asked: dict[str, str] = {}  # by name, those that are to hear theirs
         self._spoke: dict[str, float] = {}  # when each did last
+        self.asks = ""  # the address of a host that is to leave, where this one observes
         self._heard = self._looked = time.monotonic()
         self._excused = False  # it stood still since it heard last
         self._quorum = 0.0  # when the last one was
@@ -240,7 +241,10 @@ class Lighthouse:
     def _said(self) -> dict[str, str]:
         if self._coordinator is None:
             return self._sealed.seal(
-                to=self._to, observes=self._observes, state=to_plain(self._state)
+                to=self._to,
+                observes=self._observes,
+                asks=self.asks,
+                state=to_plain(self._state),
             )
         for name in [n for n, at in self._spoke.items() if time.monotonic() - at > LIMITS.forget]:
             self._sealed.forget(self._asked.pop(name))
@@ -266,7 +270,9 @@ class Lighthouse:
         elif "state" in said:
             self._asked[name] = said["own"]
             self._spoke[name] = time.monotonic()
-            if said["to"] == self._sealed.own and not said["observes"]:
+            if said["to"] == self._sealed.own and said["observes"]:
+                self._coordinator.asked.add(said["asks"])
+            elif said["to"] == self._sealed.own:
                 state = of_plain(HostRanks, said["state"], "state")
                 self._others[name] = said["own"], time.monotonic(), state
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import platform
+import re
 import shutil
 import socket
 import struct
@@ -190,6 +191,15 @@ def _memory_group(physical: int) -> tuple[int, int]:
         if (limit := _number(folder / name)) is not None and limit < physical
     ]
     return min(limits, default=(0, 0))
+
+
+def memory_kills() -> int:
+    """How many processes of this control group the kernel has killed for want of memory."""
+    for folder in _groups("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if found := re.search(r"^oom_kill (\d+)$", system_file(str(folder / name)), re.M):
+                return int(found[1])
+    return 0
 
 
 def _quota() -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-
 WAITS = ("wait", "finish", "apart")  # of a world
 
 

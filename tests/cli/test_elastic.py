@@ -179,6 +179,19 @@ def test_hosts_that_lose_all_ranks_at_once_go_on_with_a_checkpoint(
 
 
 @pytest.mark.timeout(300)
+def test_a_host_that_is_asked_to_leaves(
+    hosts: Hosts, two: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    train, join = two
+    asked = hosts.start("leave", hosts.address, "--host", "10.9.9.9")
+    assert "host 10.9.9.9 is none of the run's" in asked.communicate(timeout=60)[1]
+    assert asked.returncode == 2
+    asked = hosts.start("leave", hosts.address)
+    assert "is the coordinator's, with which the run ends" in asked.communicate(timeout=60)[1]
+    assert join.poll() is None and train.poll() is None
+
+
+@pytest.mark.timeout(300)
 def test_a_run_that_waits_for_hosts_obeys_a_signal(
     hosts: Hosts, two: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -206,6 +219,7 @@ def test_a_run_that_waits_for_hosts_obeys_a_signal(
      ("train digits/cnn --elastic 1:2 --coordinator 0.0.0.0:1", "is every address of a host"),
      ("join 127.0.0.1 --token-file none", "'127.0.0.1' is no address: give HOST:PORT"),
      ("join 127.0.0.1:1 --token-file none", "--token-file none: No such file or directory"),
+     ("leave 127.0.0.1:1 --token-file none", "--token-file none: No such file or directory"),
      ("status 127.0.0.1:1 --interface ib7 --token-file none", "--interface ib7: this host has")],
 )  # fmt: skip
 def test_bad_input_gets_a_sentence(

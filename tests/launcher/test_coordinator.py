@@ -167,6 +167,18 @@ def test_a_host_leaves_when_others_hold_what_it_has() -> None:
     assert not hosts.settle().leave
 
 
+def test_hosts_are_asked_to_leave_by_their_address() -> None:
+    hosts = Hosts("h1/1", "h2/1", "h2/2", "h3/1")
+    hosts.own.asked |= {"h1", "h2", "h9", ""}  # the coordinator's is not
+    assert hosts.settle().asked == ("h2/1", "h2/2")
+    hosts.leaves |= {"h2/1", "h2/2"}
+    orders = hosts.leave()
+    assert (where(orders)[:2], orders.stay) == (["h1/10", "h3/10"], 2)
+    for name in ("h2/1", "h2/2"):
+        del hosts.ranks[Seat(name, 0)]
+    assert hosts.decide().asked == () and hosts.own.asked == {"h1"}
+
+
 def test_with_too_few_hosts_a_run_waits_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "LIMITS", coordinator.CoordinatorTuning(gather=0, scarce=60))
     hosts = Hosts("a", "b", least=2, most=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synchromesh.launcher import coordinator, elastic
+from synchromesh.launcher import coordinator, elastic, machine
 from synchromesh.launcher.launcher import Ending
 from tests.launcher.test_launcher import alive, wait_for
 
@@ -37,12 +37,14 @@ def lives(seconds):
 """
 
 
-def ended(tmp_path: Path, body: str, ranks: int = 3, least: int = 1) -> tuple[Ending, list[str]]:
+def ended(
+    tmp_path: Path, body: str, ranks: int = 3, least: int = 1, restarts: int = 0
+) -> tuple[Ending, list[str]]:
     said: list[str] = []
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.format(body=body))
     command = [str(path), str(tmp_path)]
-    return elastic.launch(command, ranks, said.append, grace=2, least=least), said
+    return elastic.launch(command, ranks, said.append, 2, (), least, restarts), said
 
 
 def left(tmp_path: Path, slot: int) -> dict[str, object]:
@@ -69,6 +71,18 @@ def test_a_death_is_noticed_within_half_a_second(tmp_path: Path) -> None:
     assert ending == Ending()
     noticed = left(tmp_path, 0)["noticed"]
     assert isinstance(noticed, list) and 0 <= noticed[0] < 0.5
+
+
+def test_a_rank_without_memory_is_not_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter([*range(machine.memory_kills() + 1, 2**20)])
+    monkeypatch.setattr(elastic, "memory_kills", lambda: next(counted))
+    body = 'lives(20) if slot != "2" else os.kill(os.getpid(), 9)'
+    ending, said = ended(tmp_path, body, restarts=2)
+    why = "its control group has no memory left, so it is not started anew"
+    assert (ending, said) == (Ending(), [f"rank 2 was killed by SIGKILL: {why}"])
+    assert left(tmp_path, 0)["ranks"] == [[1, 0, -1, -1, -1], [2, 0, 0, 1]]
 
 
 def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None:
