@@ -76,6 +76,7 @@ class Faults:
         split = [word.split(":") for word in words if not word.startswith("switch@")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
         self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
+        self.sleeps = {int(n): float(p[5:]) for _, n, p in split if p.startswith("sleep")}
         self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
         self.trainer: sm.Trainer | None = None
         self.result: dict[str, Any] = {}
@@ -124,9 +125,11 @@ class Faults:
             raise RuntimeError("connection with rank 9 lost: it has ended")
 
     def wait(self, place: str) -> None:
-        """Behind these steps until there are as many ranks: `*:STEPS:waitRANKS`."""
+        """Behind these steps for so long, `*:STEPS:sleepSECONDS`, or until there are as many
+        ranks: `*:STEPS:waitRANKS`."""
         if self.trainer is None or place != "behind":
             return
+        time.sleep(self.sleeps.get(self.trainer.steps, 0.0))
         for steps, ranks in self.waits:
             if steps == self.trainer.steps and self.trainer.world.size < ranks:
                 own = self.trainer.world.member

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from synchromesh.launcher.lighthouse import Lighthouse
 
 PROGRAM = ("-m", "synchromesh")
-LOOK = 0.1  # seconds between two looks whether a host has left; chosen
 
 
 def address(text: str) -> tuple[str, int]:
@@ -223,6 +222,7 @@ def leave(args: argparse.Namespace) -> int:
     """Lets hosts of a run leave."""
     from synchromesh.launcher.coordinator import HostRanks
     from synchromesh.launcher.generation import address_of
+    from synchromesh.launcher.lighthouse import LIMITS
 
     name, own, sealed = _identity(args)
     _quiet()
@@ -240,7 +240,7 @@ def leave(args: argparse.Namespace) -> int:
         while address in map(address_of, there()):
             if why := lighthouse(HostRanks(name, ())).end:
                 raise Refuted(f"host {address} has not left before the end: {why}")
-            time.sleep(LOOK)
+            time.sleep(LIMITS.turn)
     finally:
         lighthouse.close()
     _say(f"host {address} has left")

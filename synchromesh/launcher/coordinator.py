@@ -90,7 +90,8 @@ class Orders:
 
     seats       of each rank of generation `number`; before: of each its rank in the one before
     because     who was lost in the one before; lost: in this one so far
-    leave       its ranks are to leave it; late: those that are to be killed
+    leave       its ranks are to leave it; leaves: for a host does; late: those that are to be
+                killed
     trains      there is somebody to come to; over: some have done all there is to do
     stay        the first so many ranks do; the others hold nothing, as their hosts leave
     may_go      hosts that leave, of which nothing is needed any more
@@ -108,6 +109,7 @@ class Orders:
     because: tuple[Loss, ...] = ()
     lost: tuple[Loss, ...] = ()
     leave: bool = False
+    leaves: bool = False
     late: tuple[Seat, ...] = ()
     trains: bool = False
     over: bool = False
@@ -174,8 +176,6 @@ class Coordinator:
         """From what all hosts tell that are there; a host that is not has lost its ranks."""
         known = {Seat(h.host, r.slot): r for h in hosts for r in h.ranks}
         self._stops = any(h.stops for h in hosts)
-        self.asked &= {address_of(h.host) for h in hosts}
-        asked = [h.host for h in hosts if h.host != self.host and address_of(h.host) in self.asked]
         self._note(hosts, known)
         if self.orders.end:
             return self.orders
@@ -185,16 +185,21 @@ class Coordinator:
         coming, leaving = self._coming(known, alive), self._leaving(hosts, alive)
         settled = all(rank.settled == self.orders.number for rank in alive.values())
         if settled and (coming or leaving - self._left):
-            self._change(leave=True)
+            self._change(leave=True, leaves=bool(leaving - self._left))
         may_go = {seat.host for seat in self._left} if settled else ()
         over = not self._over.isdisjoint(self.orders.seats)
-        self._change(trains=bool(alive), may_go=tuple(may_go), over=over, asked=tuple(asked))
+        self._change(trains=bool(alive), may_go=tuple(may_go), over=over, asked=self._asked(hosts))
         if alive:
             self._go_on(alive, coming, leaving)
         elif not over:
             fresh = self._gathered(known)
             self._begin(fresh, len(fresh))
         return self.orders
+
+    def _asked(self, hosts: Sequence[HostRanks]) -> tuple[str, ...]:
+        names = [h.host for h in hosts]
+        self.asked &= {*map(address_of, names)}
+        return tuple(n for n in names if n != self.host and address_of(n) in self.asked)
 
     def _go_on(
         self, alive: Mapping[Seat, RankState], coming: Sequence[Seat], leaving: set[Seat]

@@ -14,8 +14,9 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
               {"alone": true}                 the others train already: build, and be ready then
-              {"leave": true}                 leave your groups, and be ready for the next; false:
-                                              as others come, which a run that ends need not do"""
+              {"leave": true, "leaves": ...}  leave your groups, and be ready for the next; false:
+                                              as a host leaves, or others come, which a run that
+                                              ends need not do, nor one that takes nobody"""
 
 import json
 import socket

@@ -87,6 +87,12 @@ class Member:
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
 
+    def offer(self, marks: dict[str, str]) -> None:
+        """Of what this rank could take part in; none: nobody can come for now."""
+        self.marks = marks
+        if marks and self._asked.is_set():
+            self._told.set()
+
     def refuse(self, why: str) -> None:
         """The run does not go on without the ranks that are lost."""
         self._line.send({"refused": why})
@@ -150,9 +156,9 @@ class Member:
                 self._next.put(of_plain(Generation, message["generation"], "generation"))
             case {"alone": True}:
                 self._next.put(None)
-            case {"leave": bool(lost)}:
+            case {"leave": bool(lost), "leaves": bool(leaves)}:
                 self._asked.set()
-                if lost or not self.over:
+                if lost or (not self.over and (leaves or self.marks)):
                     self._told.set()
 
 

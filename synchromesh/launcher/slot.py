@@ -45,7 +45,7 @@ class Slot:
     waits: float = 0.0
     doing: str = ""
     parted: str = ""  # as `RankState`
-    leaves: bool = False  # was told to
+    leaves: int = 0  # was told to: as others come, as a host leaves, as ranks are lost
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
 
@@ -89,8 +89,8 @@ class Slot:
                 self.alone = True
                 self.line.send({"alone": True})
         elif self.generation < orders.number:
-            self.generation, self.rank, self.leaves = orders.number, own.rank, False
+            self.generation, self.rank, self.leaves = orders.number, own.rank, 0
             self.line.send({"generation": to_plain(own)})
-        elif orders.leave > self.leaves:
-            self.leaves = True
-            self.line.send({"leave": bool(orders.lost)})
+        elif (why := orders.leave * (1 + orders.leaves + 2 * bool(orders.lost))) > self.leaves:
+            self.leaves = why
+            self.line.send({"leave": bool(orders.lost), "leaves": orders.leaves})

@@ -9,7 +9,8 @@ that comes has traced and built by itself, in a world of its own."""
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -98,6 +99,7 @@ class Survival:
         self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
+        self._offered: tuple[dict[str, str], Adaptation | None] = {}, None
         self.replication, self.integrity = Replication(execution, loaders), Integrity(execution)
 
     @classmethod
@@ -108,10 +110,23 @@ class Survival:
     def offer(self, marks: Mapping[str, str], steps: int, adaptation: Adaptation) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
-            alone = self._execution.world.alone
-            own.marks = dict(marks) if alone or not self.refused(adaptation) else {}
+            self._offered = dict(marks), adaptation
+            self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
+
+    def _offer(self, own: Member) -> None:
+        marks, adaptation = self._offered
+        free = self._execution.world.alone or adaptation is None or not self.refused(adaptation)
+        own.offer(marks if free else {})
+
+    @contextmanager
+    def moving(self, steps: int, scheduler: Scheduler | None) -> Iterator[None]:
+        """Inside, another plan comes into force, under which nobody can come, perhaps."""
+        with self.replication.kept(steps, scheduler):
+            yield
+        if (own := self._execution.world.member) is not None:
+            self._offer(own)
 
     def close(self) -> None:
         """Nobody can come any more."""
@@ -182,6 +197,7 @@ class Survival:
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
                 own.settled, own.steps, self._comes = own.number, newest, False
+                self._offer(own)
                 leave, hosts = size - own.stay, len({*own.hosts})
                 return Regrouped(
                     newest, hosts, size, in_force, tuple(lost), came, leave, took, latest - newest,

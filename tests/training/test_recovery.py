@@ -153,6 +153,16 @@ def test_a_rank_that_is_lost_in_a_switch_leaves_one_state(
     assert copied is None or (generation["state_from"] == "peers") == copied
 
 
+def test_nobody_comes_under_a_plan_that_takes_nobody(tmp_path: Path) -> None:
+    file, words = tmp_path / "found.json", "1:4:step *:7:sleep10 *:10:wait4 switch@9=data"
+    switch = "switch@5=data; @compression=int8"
+    ending, said = launched(file, "data", switch, *words.split(), restarts=2)
+    assert ending.code == 0, (said, ending.failure)
+    first, then = json.loads(file.read_text())["generations"]
+    assert (first["from_step"], first["ranks"], then["ranks"]) == (4, 3, 4)
+    assert then["from_step"] >= 9 and then["cause"] == "1 rank came"
+
+
 COMES = {  # plan, faults and where those that are left wait for so many ranks, the ranks then
     "data": ("data", "1:4:step *:7:wait4", [3, 4]),
     "the first": ("data", "0:4:sum *:10:wait4", [3, 4]),
