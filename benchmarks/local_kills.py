@@ -1,5 +1,5 @@
 """Kills of ranks at random moments: `python -m benchmarks.local_kills [--kills 30] [--seed 0]
-[--plans data,hybrid:tensor=2,hybrid:stages=2,sharded-data] [--json]`.
+[--plans data,hybrid:tensor=2,hybrid:stages=2,sharded-data] [--quiet RANKS] [--turns 3] [--json]`.
 
 Four ranks of a host train a model of float64 (`tests.elastic_run`) under each plan, as an elastic
 run. Two of them, drawn like the moments, get a SIGKILL while it trains (one where a plan divides
@@ -8,6 +8,7 @@ noticed within 0.5 s, training goes on within 2 s (median) and 4 s (at most), no
 `data` (elsewhere the last copies in memory may be some steps old), and losses and parameters are
 those of an undisturbed run, to 1e-10. Before that the quiet cost: runs without a kill,
 in turns, of this launcher and of the one that is not elastic; goal 0.99 of the steps a second.
+`--quiet RANKS`: of so many ranks, and no kills.
 """
 
 import argparse
@@ -32,24 +33,24 @@ NOTICED, TYPICAL, LONGEST, QUIET = 0.5, 2.0, 4.0, 0.99
 PLANS = "data,hybrid:tensor=2,hybrid:stages=2,sharded-data"
 
 
-def launched(file: str, plan: str, kind: str) -> int:
+def launched(file: str, plan: str, kind: str, ranks: str) -> int:
     """In a process of its own: runs to the end, under one of the two launchers."""
     command = ["-m", "tests.elastic_run", file, plan, str(EPOCHS)]
     if kind == "elastic":
-        ending = elastic.launch(command, RANKS, print)
+        ending = elastic.launch(command, int(ranks), print)
     else:
-        ending = launcher.launch(command, RANKS)
+        ending = launcher.launch(command, int(ranks))
     if ending.failure is not None:
         print(ending.failure, file=sys.stderr)
     return ending.code
 
 
-def run(plan: str, kind: str, moments: Sequence[float] = ()) -> dict[str, Any]:
+def run(plan: str, kind: str, moments: Sequence[float] = (), ranks: int = RANKS) -> dict[str, Any]:
     """What a run has left. moments: seconds of its training behind which a rank is killed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         words = [sys.executable, "-m", "benchmarks.local_kills", "--run", str(file), plan, kind]
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen([*words, str(ranks)], stdout=subprocess.DEVNULL) as process:
             begun = file.with_suffix(".begun")
             while not begun.exists() and process.poll() is None:
                 time.sleep(0.01)
@@ -82,11 +83,11 @@ def flat(value: Any) -> list[float]:
     return [x for item in value for x in flat(item)] if isinstance(value, list) else [value]
 
 
-def quiet(plan: str, turns: int = 3) -> tuple[float, dict[str, Any]]:
+def quiet(plan: str, turns: int, ranks: int) -> tuple[float, dict[str, Any]]:
     """Steps a second beside those of the other launcher, and one of the runs."""
     ratios = []
     for _ in range(turns):
-        usual, own = run(plan, "usual"), run(plan, "elastic")
+        usual, own = run(plan, "usual", (), ranks), run(plan, "elastic", (), ranks)
         ratios.append(median(usual["seconds"]) / median(own["seconds"]))
     return median(ratios), own
 
@@ -96,15 +97,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30, help="under each plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plans", default=PLANS)
+    parser.add_argument("--quiet", type=int, metavar="RANKS")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.run:
         return launched(*asked.run)
+    if asked.quiet:
+        costs = {p: quiet(p, asked.turns, asked.quiet)[0] for p in asked.plans.split(",")}
+        told = ", ".join(f"{plan} {cost:.3f}" for plan, cost in costs.items())
+        print(f"{machine()}\n{asked.quiet} ranks, steps a second beside the usual ones: {told}")
+        return 0 if min(costs.values()) >= QUIET else 1
     random.seed(asked.seed)
     rows = []
     for plan in asked.plans.split(","):
-        cost, plain = quiet(plan)
+        cost, plain = quiet(plan, asked.turns, RANKS)
         long, faults, far = sum(plain["seconds"]), list[dict[str, Any]](), 0.0
         while sum(len(f["culprit"]) for f in faults) < asked.kills:
             moments = [random.uniform(0, 0.9 * long) for _ in range(2 if plan == "data" else 1)]
