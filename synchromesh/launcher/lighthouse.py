@@ -192,7 +192,7 @@ class Lighthouse:
     def _parted(self) -> set[str]:
         """Addresses with which ranks have lost a connection, while nobody is known to be lost."""
         states = () if self.orders.leave else (self._state, *self._states)
-        return {r.parted for s in states for r in s.ranks if r.settled == self.orders.number}
+        return {rank.parted for state in states for rank in state.ranks}
 
     @property
     def _states(self) -> list[HostRanks]:

@@ -90,6 +90,7 @@ class Slot:
                 self.line.send({"alone": True})
         elif self.generation < orders.number:
             self.generation, self.rank, self.leaves = orders.number, own.rank, 0
+            self.parted = ""  # of the one before
             self.line.send({"generation": to_plain(own)})
         elif (why := orders.leave * (1 + orders.leaves + 2 * bool(orders.lost))) > self.leaves:
             self.leaves = why

@@ -126,7 +126,7 @@ def test_hosts_hear_what_is_decided(run: Run) -> None:
 
 
 def test_a_host_whose_connections_are_closed_is_missed_sooner(run: Run) -> None:
-    b, of_c = run.other("b"), {"settled": 1, "parted": "b"}
+    b, of_c = run.other("b"), {"parted": "b"}
     assert run.until(lambda: b(state("b")).number == 1)
     assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # b speaks
     assert not run.until(lambda: bool(run.first.orders.lost), 0.2)
