@@ -101,7 +101,7 @@ def start(
     def command(anew: bool) -> Sequence[str]:
         from synchromesh.checkpoint import manifest
 
-        there = anew and folder.is_dir() and manifest.newest(folder) is not None
+        there = anew and folder.is_dir() and bool(manifest.by_age(folder))
         return _resuming(words, folder) if there else words
 
     job = elastic.HostJob(
@@ -115,7 +115,9 @@ def start(
     name, own, sealed = _identity(args)
     job = replace(job, errors=_quiet())
     if own != _resolved(host):
-        return ranks.ended(job.run(name, own, _reached(args, sealed)))
+        reached = _reached(args, sealed)
+        job = replace(job, command=lambda anew: [*PROGRAM, *(reached.words if anew else words)])
+        return ranks.ended(job.run(name, own, reached))
     from synchromesh.launcher.lighthouse import Lighthouse
 
     coordinator = Coordinator(name, own, _say, args.elastic, ranks=0)

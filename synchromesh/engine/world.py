@@ -36,9 +36,12 @@ class _Waiter:
     def _run(self) -> None:
         while (call := self._asked.get()) is not None:
             try:
-                self.answers.put((call(), None))
+                answer: Any = call(), None
             except BaseException as error:  # as torch's of a checkpoint
-                self.answers.put((None, error))
+                answer = None, error
+            del call  # and what it holds
+            self.answers.put(answer)
+            del answer
 
 
 class World:

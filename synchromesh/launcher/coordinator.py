@@ -41,7 +41,8 @@ class Seat:
 class RankState:
     """One as its host tells. ready: the generation up to which it has left all, -1 before it has
     said so. why: what became of it, empty while it lives. unheard: seconds, when it was lost.
-    parted: the address of a host with which it has lost a connection, as far as it knows alone."""
+    met: its generation; parted: the address of a host with which it has lost a connection there,
+    as far as it knows alone."""
 
     slot: int
     ready: int = Generation.NEW
@@ -54,6 +55,7 @@ class RankState:
     joins: bool = False  # it was started to come to others
     still: float = 0.0  # seconds, as of `Stillness`, like the next
     waits: float = 0.0
+    met: int = 0
     parted: str = ""
 
     @property
@@ -184,8 +186,8 @@ class Coordinator:
         alive = {seat: known[seat] for seat in self.orders.seats if seat not in gone}
         coming, leaving = self._coming(known, alive), self._leaving(hosts, alive)
         settled = all(rank.settled == self.orders.number for rank in alive.values())
-        if settled and (coming or leaving - self._left):
-            self._change(leave=True, leaves=bool(leaving - self._left))
+        if settled:
+            self._part(alive, coming, leaving - self._left)
         may_go = {seat.host for seat in self._left} if settled else ()
         over = not self._over.isdisjoint(self.orders.seats)
         self._change(trains=bool(alive), may_go=tuple(may_go), over=over, asked=self._asked(hosts))
@@ -195,6 +197,16 @@ class Coordinator:
             fresh = self._gathered(known)
             self._begin(fresh, len(fresh))
         return self.orders
+
+    def _part(
+        self, alive: Mapping[Seat, RankState], coming: Sequence[Seat], leaving: set[Seat]
+    ) -> None:
+        """Ranks leave this generation where others come, or would leave; where they would not go
+        on without those, the run stops."""
+        if leaving and not any(rank.marks for rank in alive.values()):
+            self._change(stop=True)
+        elif coming or leaving:
+            self._change(leave=True, leaves=bool(leaving))
 
     def _asked(self, hosts: Sequence[HostRanks]) -> tuple[str, ...]:
         names = [h.host for h in hosts]
@@ -267,7 +279,7 @@ class Coordinator:
         still = [seat for seat, rank in alive.items() if rank.still > LIMITS.still]
         waiting = [seat for seat, rank in alive.items() if rank.waits > LIMITS.still]
         all_wait = waiting and len(waiting) + len(still) == len(alive)
-        return tuple(still[:1]) if all_wait and train and not self.orders.leave else ()
+        return tuple(still[:1]) if all_wait and train and not self.orders.lost else ()
 
     def _change(self, **fields: Any) -> None:
         self.orders = replace(self.orders, **fields)

@@ -40,7 +40,7 @@ from synchromesh.values.fault import Fault
 
 STOPS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 LOCAL = "127.0.0.1"
-FULL = ": its control group has no memory left, so it is not started anew"
+FULL = ", as memory was short: it is not started anew"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class ElasticTuning:
     away: float = 1.0  # between two looks of the launcher: then it was away itself
     twice: float = 1.0  # between two signals that are one
     restarts: int = 3  # of a rank without a step in between
+    full: float = 5.0  # since the kernel killed for memory, until a rank that it killed has ended
     again: float = 1.0  # until a rank is started anew; twice as long each time without a step
 
 
@@ -117,7 +118,8 @@ class LocalRanks:
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
     tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    kills: int = field(default_factory=memory_kills)  # for want of memory, so far
+    kills: int = field(default_factory=memory_kills)  # for want of memory, so far ...
+    starved: float = float("-inf")  # ... and when there was one more
     notice: Path | None = None  # appears where this host is to end soon
 
     @property
@@ -190,6 +192,8 @@ class LocalRanks:
         if self.looked - before > LIMITS.away:
             for slot in self.live:
                 slot.heard = self.looked
+        before, self.kills = self.kills, memory_kills()
+        self.starved = self.looked if self.kills > before else self.starved
         for slot in self.live:
             if slot.line is not None and slot.unheard > LIMITS.silent and not self.killed:
                 slot.kill(f"has been silent for {LIMITS.silent:.0f} s")
@@ -198,8 +202,8 @@ class LocalRanks:
                 continue
             kill(slot.process)  # what it has started
             if slot.code < 0:
-                before, self.kills = self.kills, memory_kills()
-                full = slot.code == -SIGKILL and not slot.why and self.kills > before
+                lately = self.looked - self.starved < LIMITS.full
+                full = slot.code == -SIGKILL and not slot.why and lately
                 slot.why = slot.why or f"was killed by {Signals(-slot.code).name}{FULL * full}"
                 if not full:
                     self._start_again(slot)
@@ -220,7 +224,7 @@ class LocalRanks:
         self.orders = orders
         if orders.why(self.name):
             return self.end(0 if orders.apart else TUNING.end)
-        if self.name in orders.asked and not self.leaves:
+        if self.name in orders.asked and not (self.leaves or self.stop):
             self.take(SIGTERM)
         self.slots = [s for s in self.slots if s.code is None or s.generation >= orders.number]
         for slot in self.live:

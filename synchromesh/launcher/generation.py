@@ -5,11 +5,11 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
     rank      {"slot": 2, "ready": 0}         has left all generations up to this one; a slot is of
                                               one process and never changes
               {"step": 7, "marks": {...}, "settled": 1, "still": 0.0, "waits": 0.2, "place": ...,
-               "parted": ""}
+               "met": 1, "parted": ""}
                                               lives, has done so many steps, could take part in a
                                               run with these marks, goes on in this generation;
-                                              has lost a connection with this address; the rest
-                                              as of `Stillness`
+                                              has lost a connection with this address in one; the
+                                              rest as of `Stillness`
               {"stuck": true}                 waits in a collective that does not end
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready

@@ -192,7 +192,7 @@ class Lighthouse:
     def _parted(self) -> set[str]:
         """Addresses with which ranks have lost a connection, while nobody is known to be lost."""
         states = () if self.orders.leave else (self._state, *self._states)
-        return {rank.parted for state in states for rank in state.ranks}
+        return {r.parted for s in states for r in s.ranks if r.met == self.orders.number}
 
     @property
     def _states(self) -> list[HostRanks]:
@@ -223,8 +223,8 @@ class Lighthouse:
     def _run(self) -> None:
         client = None
         while not self._closed.wait(LIMITS.turn):
-            said = self._said()
             try:
+                said = self._said()
                 client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.call))
                 # no address, store or step: all is in what is given along
                 quorum = client.quorum(

@@ -81,8 +81,9 @@ class Member:
         if isinstance(found, str):
             raise NoGeneration(found)
         if found is not None:
+            self.parted = ""  # before the number, as of `_say`
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
-            self.lost, self.came, self.parted = found.lost, found.came, ""
+            self.lost, self.came = found.lost, found.came
             self.copying = () if self.replicate == "off" else self.hosts
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
         return found
@@ -145,7 +146,8 @@ class Member:
         own.look(self.steps)
         self._line.send({
             "step": self.steps, "marks": self.marks, "settled": self.settled,
-            "still": own.still, "waits": own.waits, "place": own.place, "parted": self.parted,
+            "still": own.still, "waits": own.waits, "place": own.place, "met": self.number,
+            "parted": self.parted,
         })  # fmt: skip
 
     def _take(self, message: dict[str, object]) -> None:

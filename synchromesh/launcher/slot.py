@@ -44,7 +44,8 @@ class Slot:
     still: float = 0.0  # as of `Stillness`, like the next two
     waits: float = 0.0
     doing: str = ""
-    parted: str = ""  # as `RankState`
+    met: int = 0  # as `RankState`, like the next
+    parted: str = ""
     leaves: int = 0  # was told to: as others come, as a host leaves, as ranks are lost
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
@@ -58,7 +59,7 @@ class Slot:
         return RankState(
             self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
             self.code == 0, self.joins or self.alone, self.still, self.waits,
-            self.parted,
+            self.met, self.parted,
         )  # fmt: skip
 
     def kill(self, why: str = "") -> None:
@@ -72,7 +73,8 @@ class Slot:
                 self.first = steps if not self.settled else self.first
                 self.steps, self.marks, self.settled = steps, marks, settled
                 self.still, self.waits = float(message["still"]), float(message["waits"])
-                self.doing, self.parted = str(message["place"]), str(message["parted"])
+                self.doing = str(message["place"])
+                self.met, self.parted = int(message["met"]), str(message["parted"])
             case {"ready": int(ready)}:
                 self.ready = ready
             case {"stuck": True}:
@@ -90,7 +92,6 @@ class Slot:
                 self.line.send({"alone": True})
         elif self.generation < orders.number:
             self.generation, self.rank, self.leaves = orders.number, own.rank, 0
-            self.parted = ""  # of the one before
             self.line.send({"generation": to_plain(own)})
         elif (why := orders.leave * (1 + orders.leaves + 2 * bool(orders.lost))) > self.leaves:
             self.leaves = why

@@ -78,7 +78,7 @@ class LiveFacts:
         """For global batches of `rows`; headrooms: of each rank (`RankMemory.limit`)."""
         modules = model.inside(step.chain.names)
         problem = PlanningProblem.of(step, rows, modules, headrooms, optimizer)
-        copying = () if world.member is None else world.member.copying
+        copying = world.member.copying if world.member is not None and world.elastic else ()
         problem = replace(problem, allowed=allowed, copying=copying)
         return cls(world, PartitionCache(problem), model, example, optimizer)
 

@@ -9,8 +9,7 @@ that comes has traced and built by itself, in a world of its own."""
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -116,17 +115,10 @@ class Survival:
             self.replication.begin()
 
     def _offer(self, own: Member) -> None:
+        """Anew before each step: nobody can come under some plans, or where batches change."""
         marks, adaptation = self._offered
         free = self._execution.world.alone or adaptation is None or not self.refused(adaptation)
         own.offer(marks if free else {})
-
-    @contextmanager
-    def moving(self, steps: int, scheduler: Scheduler | None) -> Iterator[None]:
-        """Inside, another plan comes into force, under which nobody can come, perhaps."""
-        with self.replication.kept(steps, scheduler):
-            yield
-        if (own := self._execution.world.member) is not None:
-            self._offer(own)
 
     def close(self) -> None:
         """Nobody can come any more."""
@@ -136,6 +128,7 @@ class Survival:
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
         if (own := self._execution.world.member) is not None:
+            self._offer(own)
             if own.told:  # one that waits for nobody is not interrupted otherwise
                 raise RuntimeError("other ranks are lost, or come")
             self.replication.timed = time.monotonic()
@@ -197,7 +190,6 @@ class Survival:
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
                 own.settled, own.steps, self._comes = own.number, newest, False
-                self._offer(own)
                 leave, hosts = size - own.stay, len({*own.hosts})
                 return Regrouped(
                     newest, hosts, size, in_force, tuple(lost), came, leave, took, latest - newest,

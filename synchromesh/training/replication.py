@@ -56,7 +56,7 @@ class Replication:
 
     @property
     def _on(self) -> bool:
-        return self.every != "off"
+        return self._execution.world.elastic and self.every != "off"
 
     def begin(self) -> None:
         """Ranks have met."""

@@ -305,7 +305,7 @@ class Trainer:
             plan = self.planning.choose(self.traced)
         elif self.world.size == 1 and self._execution.stays_alone(plan):
             return Moved(0.0, 0, 0)
-        with self.survival.moving(self.steps, self.scheduler):
+        with self.survival.replication.kept(self.steps, self.scheduler):
             moved = Moved.of_ranks(self._execution.shift(plan), self.world.everyone, began)
         self.adaptation.restart()
         return moved

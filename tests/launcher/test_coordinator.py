@@ -179,6 +179,16 @@ def test_hosts_are_asked_to_leave_by_their_address() -> None:
     assert hosts.decide().asked == () and hosts.own.asked == {"h1"}
 
 
+def test_a_run_stops_where_a_host_leaves_without_which_others_do_not_go_on() -> None:
+    hosts = Hosts("a", "b")
+    hosts.settle()
+    for name in ("a", "b"):
+        hosts.change(name, marks={})
+    hosts.leaves.add("b")
+    orders = hosts.decide()
+    assert orders.stop and not orders.leave
+
+
 def test_with_too_few_hosts_a_run_waits_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "LIMITS", coordinator.CoordinatorTuning(gather=0, scarce=60))
     hosts = Hosts("a", "b", least=2, most=2)

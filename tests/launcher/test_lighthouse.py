@@ -126,10 +126,10 @@ def test_hosts_hear_what_is_decided(run: Run) -> None:
 
 
 def test_a_host_whose_connections_are_closed_is_missed_sooner(run: Run) -> None:
-    b, of_c = run.other("b"), {"parted": "b"}
+    b, of_c = run.other("b"), {"met": 1, "parted": "b"}
     assert run.until(lambda: b(state("b")).number == 1)
     assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # b speaks
-    assert not run.until(lambda: bool(run.first.orders.lost), 0.2)
+    assert not run.until(lambda: bool(run.first.orders.lost), 0.9, met=0, parted="b")
     b._closed.set()
     b._thread.join()
     began = time.monotonic()
