@@ -201,7 +201,7 @@ class LocalRanks:
             if slot.code is None or self.killed:
                 continue
             kill(slot.process)  # what it has started
-            if slot.code < 0:
+            if slot.code < 0 or slot.why:
                 lately = self.looked - self.starved < LIMITS.full
                 full = slot.code == -SIGKILL and not slot.why and lately
                 slot.why = slot.why or f"was killed by {Signals(-slot.code).name}{FULL * full}"

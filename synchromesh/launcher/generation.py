@@ -11,6 +11,7 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
                                               has lost a connection with this address in one; the
                                               rest as of `Stillness`
               {"stuck": true}                 waits in a collective that does not end
+              {"parted": true}                its calls fail as if another rank were lost
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
               {"alone": true}                 the others train already: build, and be ready then

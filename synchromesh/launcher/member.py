@@ -105,11 +105,13 @@ class Member:
 
     def hears_of_loss(self, said: str) -> bool:
         """The same, of a call that has failed as if one were: the launcher may know it later, and
-        sooner from what is said of it."""
+        sooner from what is said of it. Where nobody else is lost this rank is, and is killed."""
         if (found := PARTED.search(said)) is not None:
             rank, address = found.groups()
             self.parted = address or address_of("".join(self.hosts[int(rank) :][:1]))
             self._say()
+        if not self._asked.wait(TUNING.told):
+            self._line.send({"parted": True})
         return self._asked.wait(TUNING.told)
 
     def _run(self) -> None:

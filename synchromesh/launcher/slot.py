@@ -79,6 +79,8 @@ class Slot:
                 self.ready = ready
             case {"stuck": True}:
                 self.kill("did not leave a collective")
+            case {"parted": True}:
+                self.kill("has lost its connections, and no other rank is lost")
         self.heard = time.monotonic()
 
     def obey(self, seat: Seat, orders: Orders) -> None:

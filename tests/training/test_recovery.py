@@ -54,6 +54,7 @@ CASES = {  # plan, faults, the steps behind which ranks go on, how many there ar
     "data": ("data", "1:2:sum 0:7:update", [2, 8], [3, 2]),
     "data, at the edges": ("data", "0:0:step 2:5:evaluate 3:10:save", [0, 5, 10], [3, 2, 1]),
     "in a recovery": ("data", "1:3:step 2:3:regroup", [3], [2]),
+    "one alone loses its connections": ("data", "2:5:update!", [6], [3]),
     "one is behind": ("data", "2:5:update! 3:6:behind", [6], [3]),
     "one is ahead": ("data", "0:5:update! 2:5:update! 3:6:behind", [6], [3]),
     "tensor, behind": ("hybrid:tensor=2", "0:5:agree-all! 3:6:behind", [6], [3]),
