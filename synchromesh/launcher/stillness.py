@@ -26,23 +26,26 @@ class Stillness:
         self._since = self._waiting = time.monotonic()
         self._here: Any = None
         self._call: Any = None
-        self._cpu = 0.0
+        self._cpu = self._looks = 0.0  # seconds of this process, and of looks, which are not its
 
     def look(self, steps: int) -> None:
         """steps: done so far."""
+        began = time.thread_time() - self._looks
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None:
             return
         now, waits = time.monotonic(), in_collective(frame, self.DEPTH)
         if self._call != (waits, steps):
             self._call, self._waiting = (waits, steps), now
-        here, cpu = (id(frame), frame.f_lasti, _traffic()), _cpu_seconds()
+        here = id(frame), frame.f_lasti, _traffic()
+        cpu = _cpu_seconds() - (time.thread_time() - began)
         busy = cpu - self._cpu > self.BUSY * (1.0 + now - self._since)
         if waits or busy or here != self._here or _on_disk():
             self._here, self._since, self._cpu = here, now, cpu
         self.waits, self.still = now - self._waiting if waits else 0.0, now - self._since
         name = Path(frame.f_code.co_filename).name
         self.place = f"{name}:{frame.f_lineno}, {frame.f_code.co_name}"
+        self._looks = time.thread_time() - began
 
 
 def in_collective(frame: FrameType, depth: int = 1) -> bool:
