@@ -204,6 +204,8 @@ class Coordinator:
         """Ranks leave this generation where others come, or would leave; where they would not go
         on without those, the run stops."""
         if leaving and not any(rank.marks for rank in alive.values()):
+            if not self.orders.stop:
+                self._say("a host leaves without which the others do not go on: the run stops")
             self._change(stop=True)
         elif coming or leaving:
             self._change(leave=True, leaves=bool(leaving))

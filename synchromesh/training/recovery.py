@@ -123,7 +123,7 @@ class Survival:
     def close(self) -> None:
         """Nobody can come any more."""
         if (own := self._execution.world.member) is not None:
-            own.over, own.marks = True, {}
+            own.over = True
 
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""

@@ -179,7 +179,7 @@ def test_hosts_that_lose_all_ranks_at_once_go_on_with_a_checkpoint(
 
 
 @pytest.mark.timeout(300)
-def test_a_host_that_is_asked_to_leaves(
+def test_who_is_asked_to_leave_is_a_host_of_the_run(
     hosts: Hosts, two: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
     train, join = two

@@ -185,8 +185,9 @@ def test_a_run_stops_where_a_host_leaves_without_which_others_do_not_go_on() -> 
     for name in ("a", "b"):
         hosts.change(name, marks={})
     hosts.leaves.add("b")
-    orders = hosts.decide()
-    assert orders.stop and not orders.leave
+    for _ in range(2):
+        assert hosts.decide().stop and not hosts.own.orders.leave
+    assert hosts.said == ["a host leaves without which the others do not go on: the run stops"]
 
 
 def test_with_too_few_hosts_a_run_waits_and_then_stops(monkeypatch: pytest.MonkeyPatch) -> None:
