@@ -127,6 +127,11 @@ class Orders:
         """None is left of those who trained."""
         return self.number > 0 and not self.trains
 
+    @property
+    def urgency(self) -> int:
+        """Of leaving: 1 as others come, 2 as a host leaves, 3 as ranks are lost; 0: none."""
+        return self.leave * (3 if self.lost else 1 + self.leaves)
+
     def why(self, host: str) -> str:
         """Why a host's part ends; empty where it goes on."""
         if host in self.refused:

@@ -108,7 +108,8 @@ class Member:
         sooner from what is said of it. Where nobody else is lost this rank is, and is killed."""
         if (found := PARTED.search(said)) is not None:
             rank, address = found.groups()
-            self.parted = address or address_of("".join(self.hosts[int(rank) :][:1]))
+            hosts = dict(enumerate(self.hosts))
+            self.parted = address or address_of(hosts.get(int(rank), ""))
             self._say()
         if not self._asked.wait(TUNING.told):
             self._line.send({"parted": True})

@@ -46,7 +46,7 @@ class Slot:
     doing: str = ""
     met: int = 0  # as `RankState`, like the next
     parted: str = ""
-    leaves: int = 0  # was told to: as others come, as a host leaves, as ranks are lost
+    leaves: int = 0  # `Orders.urgency`, as far as it was told
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
 
@@ -95,6 +95,6 @@ class Slot:
         elif self.generation < orders.number:
             self.generation, self.rank, self.leaves = orders.number, own.rank, 0
             self.line.send({"generation": to_plain(own)})
-        elif (why := orders.leave * (1 + orders.leaves + 2 * bool(orders.lost))) > self.leaves:
-            self.leaves = why
+        elif orders.urgency > self.leaves:
+            self.leaves = orders.urgency
             self.line.send({"leave": bool(orders.lost), "leaves": orders.leaves})
