@@ -167,10 +167,10 @@ def run(args: argparse.Namespace) -> int:
     from synchromesh.lab import HostFailed
 
     lab = _opened(args.name)
-    hosts = len(lab.description.hosts)
+    hosts = args.hosts or [*range(len(lab.description.hosts))]
     start = time.monotonic()
-    shown = partial(_show_line, hosts > 1, None if args.json else 0)
-    running = lab.start(command, args.timeout, listener=shown)
+    shown = partial(_show_line, len(hosts) > 1, None if args.json else hosts[0])
+    running = lab.start(command, args.timeout, listener=shown, hosts=hosts)
     received: list[int] = []
     try:
         with _passing_on(running, received):
@@ -185,10 +185,22 @@ def run(args: argparse.Namespace) -> int:
         code = 128 + received[0]
     if args.json:
         print(json.dumps({
-            "lab": lab.name, "emulated": True, "hosts": hosts, "command": command,
+            "lab": lab.name, "emulated": True, "hosts": len(hosts), "command": command,
             "seconds": round(time.monotonic() - start, 3), "exit_code": code,
         }))  # fmt: skip
     return code
+
+
+def numbers(text: str) -> list[int]:
+    """Of hosts: `0-2,4`."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        ends = [int(n) for n in (first, last if dash else first) if n.isdecimal()]
+        if len(ends) < 2 or ends[0] > ends[1]:
+            raise argparse.ArgumentTypeError(f"{text!r} names no hosts: give numbers, as 0-2,4")
+        found |= dict.fromkeys(range(ends[0], ends[1] + 1))
+    return [*found]
 
 
 def _show_line(several: bool, host_shown: int | None, host: int, stream: int, line: bytes) -> None:
@@ -252,14 +264,15 @@ UP = _command(
            "uplink"),
 )  # fmt: skip
 RUN = command(
-    "run", run, "start a command once on every host of a lab",
-    "Starts a command once on every host, with torchrun's environment (RANK, WORLD_SIZE, "
-    "MASTER_ADDR, MASTER_PORT) and SYNCHROMESH_LAB, the file of the lab's cluster. Host 0's "
-    "standard output is shown as it is; all else goes to standard error, with its host before "
-    "each line where there are several. Ends with the exit code of the host that failed first, "
-    "124 for the time limit. Ctrl-C or SIGTERM goes to every host, which has 30 s to checkpoint; "
-    "a second one kills.",
+    "run", run, "start a command once on every host of a lab, or on some",
+    "Starts a command once on every host, or on those of --hosts, with torchrun's environment "
+    "(RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and SYNCHROMESH_LAB, the file of the lab's "
+    "cluster. The first one's standard output is shown as it is; all else goes to standard "
+    "error, with its host before each line where there are several. Ends with the exit code of "
+    "the host that failed first, 124 for the time limit. Ctrl-C or SIGTERM goes to every host, "
+    "which has 30 s to checkpoint; a second one kills.",
     NAME,
+    option("--hosts", type=numbers, metavar="A-B,...", help="as 0-2 or 3; default: every one"),
     option("--timeout", type=options.seconds, metavar="SECONDS", help="default: no limit"),
     option("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ..."),
     options.JSON,

@@ -182,9 +182,9 @@ class Lab:
     def start(
         self, command: Sequence[str], timeout: float | None = None,
         environment: Mapping[str, str] | None = None, cwd: str | Path | None = None,
-        listener: Listener | None = None, hosts: int | None = None,
+        listener: Listener | None = None, hosts: Sequence[int] | None = None,
     ) -> Running:  # fmt: skip
-        """Start `command` once on every host, or on the first `hosts`. The process on host r has
+        """Start `command` once on every host, or on these. The process on the r-th of them has
         RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME and
         SYNCHROMESH_LAB (the file of the lab's cluster) set and one thread per operator. It dies
         with this process where the main thread starts it."""
@@ -202,18 +202,19 @@ class Lab:
                 process.kill()
                 process.communicate()
             raise
-        return Running(processes, timeout, self._thaw_all, listener, why.told)
+        used = self._hosts() if hosts is None else hosts
+        return Running(processes, timeout, self._thaw_all, listener, why.told, used)
 
-    def ways(self, hosts: int | None = None) -> list[Way]:
-        """How a run gets onto every host, or the first `hosts`. ValueError where one is not up."""
+    def ways(self, hosts: Sequence[int] | None = None) -> list[Way]:
+        """How a run gets onto every host, or onto these. ValueError where one is not up."""
+        used = self._hosts() if hosts is None else [h for n in hosts for h in self._hosts(n)]
         for now in self.states():
-            if now.state != "up":
+            if now.host in used and now.state != "up":
                 raise ValueError(
                     f"host {now.host} of lab {self.name} is {now.state}: thaw or heal it first"
                 )
         # of the rendezvous: below those that the kernel gives away; an earlier run's may be in use
         port = random.SystemRandom().randrange(20_000, 30_000)
-        used = self._hosts()[:hosts]
         pins = self.description.pins(_cores())
         return [
             Way(
@@ -221,17 +222,17 @@ class Lab:
                     self._part(host), ",".join(map(str, pins[host])),
                     *(str(door) for door in self._groups.doors(self._part(host))),
                 ),
-                self._variables(host, len(used), port),
+                self._variables(rank, len(used), self._network.address(used[0]), port),
             )
-            for host in used
+            for rank, host in enumerate(used)
         ]  # fmt: skip
 
-    def _variables(self, host: int, ranks: int, port: int) -> dict[str, str]:
+    def _variables(self, rank: int, ranks: int, first: str, port: int) -> dict[str, str]:
         # sudo's path leaves out the folder of a virtual environment, and so `synchromesh` itself
         path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
         return {
-            "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "RANK": str(host),
-            "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": self._network.address(0),
+            "PATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "RANK": str(rank),
+            "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": first,
             "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "eth0",
             **self._records.variables(self.name),
         }  # fmt: skip

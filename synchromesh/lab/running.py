@@ -90,9 +90,10 @@ class HostFailed(RuntimeError):
     """A command failed or ran out of time on a host; the message closes with its last output."""
 
     def __init__(
-        self, results: Sequence[Result], rank: int, timeout: float | None, why: str = ""
-    ) -> None:
-        """why: what else is known of it, in words."""
+        self, results: Sequence[Result], rank: int, timeout: float | None, why: str = "",
+        host: int | None = None,
+    ) -> None:  # fmt: skip
+        """why: what else is known of it, in words. host: that of the rank; default: the same."""
         result = results[rank]
         fate = f"ended with code {result.code}"
         if timeout is not None:
@@ -101,7 +102,7 @@ class HostFailed(RuntimeError):
             fate = f"was ended by {signal.Signals(-result.code).name}"
         output = (result.error or result.output)[-LIMITS.shown_characters :]
         super().__init__(
-            f"host {rank} of {len(results)} {fate}"
+            f"host {rank if host is None else host} of {len(results)} {fate}"
             + (f": {why}" if why else "")
             + (f":\n{output}" if output else "")
         )
@@ -116,13 +117,15 @@ class HostFailed(RuntimeError):
 
 class Running:
     """Processes by host and what they write: `listener` gets every line, else the results do.
-    `thaw` is called before processes are killed, `why` for words on a failure."""
+    `thaw` is called before processes are killed, `why` for words on a failure. hosts: on which
+    they are."""
 
     def __init__(
         self, processes: "Sequence[subprocess.Popen[bytes]]", timeout: float | None,
-        thaw: Callable[[], None], listener: Listener | None = None, why: Callable[[], str] = str,
+        thaw: Callable[[], None], listener: Listener | None, why: Callable[[], str],
+        hosts: Sequence[int],
     ) -> None:  # fmt: skip
-        self._why = why
+        self._why, self._hosts = why, hosts
         self._processes, self._timeout, self._thaw = processes, timeout, thaw
         self._listener = listener
         self._late_at = None if timeout is None else time.monotonic() + timeout
@@ -150,7 +153,7 @@ class Running:
         ]
         if self._first is not None and self._asked is None:
             late = self._timeout if self._late else None
-            raise HostFailed(results, self._first, late, self._why())
+            raise HostFailed(results, self._first, late, self._why(), self._hosts[self._first])
         return results
 
     def wait(self, timeout: float | None = None) -> list[Result]:
@@ -258,9 +261,9 @@ class Running:
             return
         *lines, rest = (self._part[rank, stream] + data).split(b"\n")
         for line in lines:
-            self._listener(rank, stream, line + b"\n")
+            self._listener(self._hosts[rank], stream, line + b"\n")
         if rest and (last or len(rest) > LIMITS.longest_line):
-            self._listener(rank, stream, rest + b"\n")
+            self._listener(self._hosts[rank], stream, rest + b"\n")
             rest = b""
         self._part[rank, stream] = rest
 

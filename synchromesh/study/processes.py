@@ -45,7 +45,7 @@ class RankProcesses:
     @classmethod
     def on(cls, lab: Lab) -> "Start":
         """Those on the first hosts of a lab."""
-        return lambda ranks, job, log: cls(ranks, job, log, lab.ways(ranks))
+        return lambda ranks, job, log: cls(ranks, job, log, lab.ways(range(ranks)))
 
     def code(self) -> int | None:
         """None while they run; else 0, or how they failed (-9: killed by signal 9)."""

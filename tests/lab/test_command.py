@@ -106,6 +106,19 @@ def test_output_of_host_0_is_the_commands_own(up: dict[str, object]) -> None:
 
 
 @needs_hosts
+def test_a_command_runs_on_some_hosts(up: dict[str, object]) -> None:
+    lab("cut", "--host", "0")  # which it does not need
+    program = "import os; e = os.environ; print(e['RANK'], e['WORLD_SIZE'], e['MASTER_ADDR'])"
+    assert lab("run", "--hosts", "1", "--", *python(program)) == ("0 1 10.77.0.2\n", "")
+    assert (
+        "host 1 of 1 ended with code 7\n"
+        in lab("run", "--hosts", "1", "--", "sh", "-c", "exit 7", code=7)[1]
+    )
+    lab("heal", "--host", "0")
+    assert "host 2" in lab("run", "--hosts", "1-2", "--", "true", code=2)[1]
+
+
+@needs_hosts
 def test_the_exit_code_is_that_of_the_host_that_failed(up: dict[str, object]) -> None:
     program = "import os, time; os.environ['RANK'] == '1' and os._exit(7); time.sleep(30)"
     start = time.monotonic()
@@ -207,6 +220,7 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("lab up --file lab.yaml --hosts 2 --cpu 10%", "leave --hosts and --cpu out"),
         ("lab freeze", "the following arguments are required: --host"),
         ("lab cut --host one", "--host: 'one' is not a whole number"),
+        ("lab run --hosts 3-1 -- true", "'3-1' names no hosts: give numbers, as 0-2,4"),
         ("lab run --timeout never -- true", "'never' is not a number of seconds above 0"),
         ("lab run", "what shall the hosts run? synchromesh lab run -- COMMAND ..."),
     ],
