@@ -1,6 +1,9 @@
-"""A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K]
-[RANK:STEPS:PLACE ...] [switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end
-writes losses and parameters to FILE; FILE.begun is there once it trains."""
+"""A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
+batches=ranks | own=LOOP] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command
+of an elastic launch. Rank 0 of the end writes losses and parameters to FILE; FILE.begun is there
+once it trains. own: a loop of its own in place of `fit`'s, whose batches come from `loader`, by
+`shard`, or are its `rows`, or whose steps are made of `parts`. rows=STEPS=ROWS,...: in plain
+PyTorch, with batches of so many rows behind so many steps. room: a rank's memory behind one."""
 
 import json
 import os
@@ -19,12 +22,16 @@ from synchromesh.checkpoint import switch
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.peer_copies import PeerCopies
 from synchromesh.cost.alive_bytes import copies_bytes
+from synchromesh.data.cursor import Cursor
+from synchromesh.data.loader import Batching, Loader
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import SLOT
+from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
 from synchromesh.training.fit import fit
+from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance
 
 ROWS, BATCH = 56, 12
 STEPS = -(-ROWS // BATCH)  # of an epoch
@@ -73,7 +80,8 @@ class Faults:
         self.begun = begun
         switches = [word.partition("=") for word in words if word.startswith("switch@")]
         self.switches = {int(of.partition("@")[2]): plan for of, _, plan in switches}
-        split = [word.split(":") for word in words if not word.startswith("switch@")]
+        self.room = next((int(w[5:]) for w in words if w.startswith("room=")), 0)
+        split = [word.split(":") for word in words if word[:5] not in ("switc", "room=")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
         self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
         self.sleeps = {int(n): float(p[5:]) for _, n, p in split if p.startswith("sleep")}
@@ -140,6 +148,8 @@ class Faults:
         match event:
             case events.Started(trainer):
                 self.trainer = trainer
+                if self.room:
+                    trainer.planning.memory._mine = self.room
                 if self.mine:
                     self.install(trainer)
                 self.begun.touch()
@@ -162,16 +172,81 @@ class Faults:
                 self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
 
 
+def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> None:
+    own, losses = workload(), list[float]()
+    torch.manual_seed(3)
+    model = own.build()
+    optimizer = own.build_optimizer(model.parameters())
+    trainer = sm.prepare(
+        model, optimizer, loss, own.example(seed=3), plan, seed=3,
+        scheduler=own.build_scheduler(optimizer),
+    )  # fmt: skip
+    faults.take(events.Started(trainer, None, 0, True))
+    rows = trainer.loader(own.train_data, BATCH, shuffle=True, seed=3)
+    whole = Loader(own.train_data, BATCH, lambda n: ((0, n),), Cursor(3), Batching(True))
+    for _ in range(epochs):
+        for batch in whole if kind in ("shard", "rows") else rows:
+            if kind == "parts":
+                losses.append(float(trainer.backward(batch)))
+                trainer.update()
+            elif kind == "rows":
+                ranges = trainer.own_rows(len(batch[1]))
+                losses.append(float(trainer.step(take_parts(batch, ranges))))
+            else:
+                given = trainer.shard(batch) if kind == "shard" else batch
+                losses.append(float(trainer.step(given)))
+            faults.at("behind")
+        metrics = trainer.evaluate(trainer.loader(own.valid_data, BATCH), metric)
+        trainer.save(file.with_suffix(".own"))
+    parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
+    if trainer.rank == 0:
+        found = {"losses": losses, "parameters": parameters, "metrics": metrics}
+        file.write_text(json.dumps(found))
+
+
+def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
+    """rows: of batches, behind so many steps; without a trainer."""
+    own, losses = workload(), list[float]()
+    torch.manual_seed(3)
+    model = own.build()
+    optimizer = own.build_optimizer(model.parameters())
+    rate = RateFactor("none", BATCH, BATCH)
+    scheduler = ScaledRate(optimizer, own.build_scheduler(optimizer), rate)
+    loader = Loader(own.train_data, BATCH, lambda n: ((0, n),), Cursor(3), Batching(True))
+    while loader.cursor.epoch < epochs:
+        if len(losses) in rows:
+            loader.batch_size = rows[len(losses)]
+            scheduler.resize(loader.batch_size)
+        for batch in loader:
+            optimizer.zero_grad()
+            value = loss(model, batch)
+            value.backward()
+            optimizer.step()
+            advance(scheduler, len(batch[1]))
+            losses.append(float(value.detach()))
+            if len(losses) in rows:
+                break
+    parameters = {n: x.tolist() for n, x in model.state_dict().items()}
+    file.write_text(json.dumps({"losses": losses, "parameters": parameters}))
+
+
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
-    if words and words[0].startswith("replicate="):
-        replicate, words = words[0].partition("=")[2], words[1:]
+    name, _, value = words[0].partition("=") if words else ("", "", "")
+    words = words[name in ("replicate", "own", "batches", "rows") :]
+    batches = value if name == "batches" else None
+    replicate = value if name == "replicate" else replicate
     torch.set_num_threads(1)
     folder = Path(file)
     faults = Faults(words, folder.with_suffix(".begun"))
     saved = folder.with_suffix(".saved") if words else None
+    if name == "rows":
+        pairs = [pair.split("=") for pair in value.split(",")]
+        return one_process({int(step): int(rows) for step, rows in pairs}, int(epochs), folder)
+    if name == "own":
+        return own_loop(value, faults, plan, int(epochs), folder)
     fit(
         workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
-        replicate=replicate,
+        replicate=replicate, batches=batches,
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

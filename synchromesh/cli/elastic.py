@@ -1,4 +1,5 @@
-"""Hosts of an elastic run: `synchromesh join` and `status`, and how `train --elastic` begins."""
+"""Hosts of an elastic run: `synchromesh join`, `leave` and `status`, and how `train --elastic` and
+`run --elastic` begin."""
 
 import argparse
 import os
@@ -17,6 +18,7 @@ from synchromesh.cli.command import Argument, answer, command, option
 from synchromesh.values.fault import Refuted
 
 if TYPE_CHECKING:
+    from synchromesh.launcher.elastic import HostJob
     from synchromesh.launcher.forks import Fork
     from synchromesh.launcher.lighthouse import Lighthouse
 
@@ -60,8 +62,10 @@ def check(args: argparse.Namespace) -> None:
     faults = {
         "--token-file and --interface are of several hosts: give --coordinator HOST:PORT":
             not several and bool(args.token_file or args.interface),
-        f"--replicate {args.replicate} is of an elastic run: give --elastic MIN:MAX":
-            args.replicate != "auto" and not args.elastic,
+        "--replicate is of an elastic run: give --elastic MIN:MAX":
+            vars(args).get("replicate", "auto") != "auto" and not args.elastic,
+        "--keep-rows is of an elastic run: give --elastic MIN:MAX":
+            vars(args).get("keep_rows", False) and not args.elastic,
         "--notice-file is of an elastic run: give --elastic MIN:MAX":
             bool(args.notice_file) and not args.elastic,
         "--coordinator is of an elastic run: give --elastic MIN:MAX":
@@ -91,23 +95,13 @@ def _say(text: str) -> None:
 
 
 def start(
-    args: argparse.Namespace, words: Sequence[str], count: int, forks: Sequence["Fork"],
-    folder: Path,
-) -> int:  # fmt: skip
-    """The part of an elastic run that is on this host. folder: of its checkpoints."""
+    args: argparse.Namespace, words: Sequence[str], count: int, forks: Sequence["Fork"] = ()
+) -> int:
+    """The part of an elastic run that is on this host. words: as others hear them."""
     from synchromesh.launcher import elastic  # imports torch
     from synchromesh.launcher.coordinator import Coordinator
 
-    def command(anew: bool) -> Sequence[str]:
-        from synchromesh.checkpoint import manifest
-
-        there = anew and folder.is_dir() and bool(manifest.by_age(folder))
-        return _resuming(words, folder) if there else words
-
-    job = elastic.HostJob(
-        lambda anew: [*PROGRAM, *command(anew)], count, _say, forks=forks,
-        restarts=elastic.LIMITS.restarts, notice=_notice(args),
-    )  # fmt: skip
+    job = _job(args, words, count, forks)
     if args.coordinator is None:
         one = elastic.OneHost(Coordinator(elastic.LOCAL, elastic.LOCAL, _say, ranks=0))
         return ranks.ended(job.run(elastic.LOCAL, elastic.LOCAL, one))
@@ -115,27 +109,26 @@ def start(
     name, own, sealed = _identity(args)
     job = replace(job, errors=_quiet())
     if own != _resolved(host):
-        reached = _reached(args, sealed)
-        job = replace(job, command=lambda anew: [*PROGRAM, *(reached.words if anew else words)])
-        return ranks.ended(job.run(name, own, reached))
+        return ranks.ended(job.run(name, own, _reached(args, sealed)))
     from synchromesh.launcher.lighthouse import Lighthouse
 
     coordinator = Coordinator(name, own, _say, args.elastic, ranks=0)
-    lighthouse = Lighthouse.serve(own, port, sealed, coordinator, command).start()
+    lighthouse = Lighthouse.serve(own, port, sealed, coordinator, words).start()
     _say(f"hosts come by: synchromesh join {host}:{port} --token-file FILE")
     return ranks.ended(job.run(name, own, lighthouse))
 
 
-def _notice(args: argparse.Namespace) -> Path | None:
-    return None if args.notice_file is None else Path(args.notice_file)
+def _job(
+    args: argparse.Namespace, words: Sequence[str], count: int, forks: Sequence["Fork"]
+) -> "HostJob":
+    """words: `train ...`, or `run SCRIPT ...`, whose ranks are the script itself."""
+    from synchromesh.launcher.elastic import LIMITS, HostJob
 
-
-def _resuming(words: Sequence[str], folder: Path) -> list[str]:
-    words = [*words]
-    if "--resume" in words:
-        at = words.index("--resume")
-        del words[at : at + 2]
-    return [*words, "--resume", str(folder.parent)]
+    command = words[1:] if words[0] == "run" else [*PROGRAM, *words]
+    notice = None if args.notice_file is None else Path(args.notice_file)
+    return HostJob(
+        command, count, _say, forks=forks, restarts=LIMITS.restarts, notice=notice,
+    )  # fmt: skip
 
 
 def _resolved(host: str) -> str:
@@ -175,23 +168,18 @@ def _reached(args: argparse.Namespace, sealed: Any, observes: bool = False) -> "
 
 def join(args: argparse.Namespace) -> int:
     """Takes part in a run with this host."""
-    from synchromesh.launcher.elastic import LIMITS, HostJob
-
     ranks.forget()
     name, own, sealed = _identity(args)
     errors = _quiet()
     lighthouse = _reached(args, sealed)
     words = list(lighthouse.words)
-    if words[:1] != ["train"]:
+    if words[:1] not in (["train"], ["run"]):
         lighthouse.close()
         raise ValueError(f"the coordinator runs {words[:1]}, which is no command that is joined")
     count = options.processes(args.nproc)
     _say(f"comes to {' '.join(words)} with {count} ranks")
     with ranks.forked(count, "synchromesh.cli.training") as forks:
-        job = HostJob(
-            lambda anew: [*PROGRAM, *(lighthouse.words if anew else words)], count, _say,
-            forks=forks, restarts=LIMITS.restarts, errors=errors, notice=_notice(args),
-        )  # fmt: skip
+        job = replace(_job(args, words, count, forks), errors=errors)
         return ranks.ended(job.run(name, own, lighthouse))
 
 
@@ -280,15 +268,19 @@ NOTICE = option(
 )  # fmt: skip
 
 
-def of_train() -> list[Argument]:
-    """The options of `train`."""
+REPLICATE = option(
+    "--replicate", type=replicated, default="auto", metavar="K",
+    help="with --elastic: steps between copies, in other hosts' memory, of what one host alone "
+    "has; off; default: auto, as often as takes 3 %% of the time",
+)  # fmt: skip
+
+
+def of_run() -> list[Argument]:
+    """The options of `run` and `train`."""
     return [
         option("--elastic", type=hosts, metavar="MIN:MAX",
                help="go on with other ranks where some are killed, fall silent or come, of so "
                "many hosts"),
-        option("--replicate", type=replicated, default="auto", metavar="K",
-               help="with --elastic: steps between copies, in other hosts' memory, of what one "
-               "host alone has; off; default: auto, as often as takes 3 %% of the time"),
         option("--coordinator", type=address, metavar="HOST:PORT",
                help="with --elastic: where hosts hear of each other; the host that has this "
                "address decides, and the run ends with it"),

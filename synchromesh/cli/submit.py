@@ -26,8 +26,8 @@ set -eu
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" getent ahostsv4 "$first" | \\
     awk '{{print $1; exit}}')
-exec srun --no-kill --kill-on-bad-exit=0 {words} \\
-    --coordinator "$address:{port}" --token-file {token}
+exec srun --no-kill --kill-on-bad-exit=0 synchromesh {command} \\
+    --coordinator "$address:{port}" --token-file {token} {words}
 """
 
 
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, words: Sequence[str]) -> None:
-    if words[:1] != ["train"] or "--elastic" not in words[:-1]:
+    if words[:1] not in (["train"], ["run"]) or "--elastic" not in words[:-1]:
         raise ValueError(
             "submit takes an elastic run's own words: synchromesh submit --slurm FILE -- train "
             "digits/cnn --elastic 2:4"
@@ -64,14 +64,14 @@ def _check(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _slurm(args: argparse.Namespace, words: Sequence[str], least: int, most: int) -> str:
-    run = shlex.join(["synchromesh", *words])
     token = shlex.quote(str(Path(args.token_file).resolve()))
     return SLURM.format(
         file=args.slurm,
         name=args.name,
         least=least,
         most=most,
-        words=run,
+        command=words[0],
+        words=shlex.join(words[1:]),
         token=token,
         port=args.port,
     )
@@ -90,7 +90,7 @@ def _kubernetes(args: argparse.Namespace, words: Sequence[str], most: int) -> li
     name, label = args.name, {"run": args.name}
     own = ["--coordinator", f"{name}-0.{name}:{args.port}", "--token-file", "/token/token"]
     container = {
-        "name": name, "image": args.image, "command": ["synchromesh", *words, *own],
+        "name": name, "image": args.image, "command": ["synchromesh", words[0], *own, *words[1:]],
         "volumeMounts": [{"name": "token", "mountPath": "/token", "readOnly": True}],
     }  # fmt: skip
     secret = {"secretName": f"{name}-token", "defaultMode": 0o400}

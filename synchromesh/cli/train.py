@@ -13,7 +13,7 @@ from synchromesh.launcher.generation import SOCKET
 from synchromesh.launcher.rank import launched
 from synchromesh.runs import run_folder
 from synchromesh.runs.run_folder import Job, Resumed, RunFolder
-from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches, batches_of
 from synchromesh.values.extras import require
 from synchromesh.values.plan import Plan
 
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             words = [*args.words, "--output", str(job.folder.path)]
             if args.elastic:
-                return elastic.start(args, words, count, forks, job.folder.checkpoints)
+                return elastic.start(args, words, count, forks)
             return ranks.again(words, count, forks)
         finally:
             run_folder.remove_empty(made)
@@ -102,7 +102,10 @@ COMMAND = command(
            "decays, as far as memory and data allow; then the rate is lowered"),
     option("--warm-up", type=options.rate, metavar="EPOCHS",
            help="in which --lr-rule's factor grows from 1, step by step; default 0"),
-    *elastic.of_train(),
+    *elastic.of_run(), elastic.REPLICATE,
+    option("--keep-rows", action="store_true",
+           help="with --elastic: batches grow and shrink with the ranks, of which each keeps its "
+           "rows, and rates follow by --lr-rule; default: the global batch stays"),
     option("--skip-non-finite", type=options.positive, metavar="K",
            help="leave out steps whose gradients are not finite on some rank, on all of them, and "
            "end the run behind K of them in a row"),
@@ -196,13 +199,17 @@ def _begins() -> bool:
 
 def _batches(
     args: argparse.Namespace, before: dict[str, Any]
-) -> BatchRange | BatchSchedule | None:
+) -> BatchRange | BatchSchedule | RankBatches | None:
     """That change while training; a resumed run's, where nothing else is said."""
-    chosen: BatchRange | BatchSchedule | None = args.batch_schedule
-    if isinstance(args.batch_size, BatchRange):
-        if chosen is not None:
-            raise ValueError("--batch-size auto and --batch-schedule exclude each other")
-        chosen = args.batch_size
+    asked = {
+        "--batch-schedule": args.batch_schedule,
+        "--batch-size auto": args.batch_size if isinstance(args.batch_size, BatchRange) else None,
+        "--keep-rows": RankBatches() if args.keep_rows else None,
+    }
+    given = {name: batches for name, batches in asked.items() if batches is not None}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} exclude each other")
+    chosen: BatchRange | BatchSchedule | RankBatches | None = next(iter(given.values()), None)
     if chosen is None and before.get("batches") and not args.batch_size:
         chosen = batches_of(before["batches"])
     return chosen

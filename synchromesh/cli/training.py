@@ -12,7 +12,6 @@ from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, metric, noise_rows, shown, summary
-from synchromesh.launcher import rank
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
@@ -149,7 +148,6 @@ class _Report:
         """Whether this rank speaks from now on, as the one that did is lost."""
         if trainer.rank or trainer.world.alone or self.display.shown:
             return False
-        rank.speak()
         self.display.take_over()
         return True
 
@@ -173,7 +171,7 @@ class _Report:
         predicted = trainer.predict()
         self.predicted = None if predicted.time is None else predicted.seconds
         self._log(logged.StepPredicted.saying(predicted.to_dict()))
-        choice = trainer.explained() if self.display.shown else None
+        choice = trainer.planning.explained(trainer.traced) if self.display.shown else None
         if choice is not None and len(choice.candidates) > 1:
             self._log(logged.PlanChosen.saying(choice.to_dict()))
             self.display.table(choice_table(choice))

@@ -145,7 +145,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         start = self.cursor
-        source, size = self._source(), self.batch_size
+        source, size, moved = self._source(), self.batch_size, False
         while not source.ended:
             for request, reading in self._fetch.readings(
                 source.requests(), self._workers(source), self._drawn_from(source.cursor)
@@ -159,10 +159,13 @@ class Loader:
                     self.cursor = source.cursor
                     self.handed_out(self)
                     yield batch
-                if source.ended:
+                    moved = self.cursor is not source.cursor  # it goes on elsewhere, as others do
+                if moved or source.ended:
                     break
-            if self._resized(size) and not (self.stream and source.ended):
-                source, size = self._source(), self.batch_size
+            if moved and self.cursor.epoch != start.epoch:
+                return
+            if moved or (self._resized(size) and not (self.stream and source.ended)):
+                source, size, moved = self._source(), self.batch_size, False
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
         self.ended()

@@ -1,6 +1,6 @@
 """All loaders of a trainer: one for each data set and order, whose places a checkpoint keeps."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,6 +32,8 @@ class Loaders:
         self.place = ""  # of the batch that was handed out last
         self.begins = False  # whether that was the first one of an epoch, until it is trained on
         self.gave = 0  # batches to come that were chosen here, or by `Trainer.shard`
+        self.again: Callable[[], Any] | None = None  # this rank's rows of the last one as they
+        # are now, of an elastic run
         self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
         self.committed: tuple[Cursor, ...] = ()  # every loader's place behind the last update
@@ -100,7 +102,11 @@ class Loaders:
 
     def _note(self, loader: Loader) -> None:
         self.place, self.begins = loader.place, loader.cursor.position == loader.rows
-        self.gave += 1
+        self.chosen(lambda: next(iter(loader)))
+
+    def chosen(self, again: Callable[[], Any]) -> None:
+        """A batch to come was chosen."""
+        self.gave, self.again = self.gave + 1, again if self._world.elastic else None
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:

@@ -282,7 +282,7 @@ class SynchromeshStrategy(pl.strategies.ParallelStrategy):  # type: ignore[misc]
     def _give_back(self, trainer: Trainer) -> None:
         """The entire module and optimizer, in host memory, where Lightning leaves them."""
         states = trainer.state.optimizer_state_dict()
-        for name, x in trainer.gathered({**trainer.parameters(), **trainer.buffers()}):
+        for name, x in trainer.state.gathered({**trainer.parameters(), **trainer.buffers()}):
             trainer.model.place(name, x.cpu())
         trainer.optimizer.load_state_dict(states)
         self.lightning_module.zero_grad()  # of shards

@@ -123,11 +123,6 @@ class Orders:
     end: str = ""
 
     @property
-    def anew(self) -> bool:
-        """None is left of those who trained."""
-        return self.number > 0 and not self.trains
-
-    @property
     def urgency(self) -> int:
         """Of leaving: 1 as others come, 2 as a host leaves, 3 as ranks are lost; 0: none."""
         return self.leave * (3 if self.lost else 1 + self.leaves)

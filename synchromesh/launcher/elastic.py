@@ -212,7 +212,9 @@ class LocalRanks:
                 self.end(TUNING.end)
 
     def _start_again(self, slot: Slot) -> None:
-        """Behind a pause, unless it was done too often without a step."""
+        """Behind a pause, unless it was done too often without a step, or nobody can come."""
+        if slot.settled and not slot.marks:
+            return
         count = 1 if slot.steps > slot.first else self.tries.get(slot.place, 0) + 1
         self.tries[slot.place] = count
         if count <= self.restarts and self.stop is None and not self.leaves:
@@ -303,11 +305,11 @@ class LocalRanks:
 
 @dataclass(frozen=True)
 class HostJob:
-    """What a host runs of an elastic run. say: is told of ranks that are lost. restarts: of a
-    rank, without a step in between. command: of a rank; of one that begins anew where none is left
-    of a run. notice: a file that says, once it is there, that this host is to end soon."""
+    """What a host runs of an elastic run. command: of a rank. say: is told of those that are lost.
+    restarts: of one, without a step in between. notice: a file that says, once it is there, that
+    this host is to end soon."""
 
-    command: Callable[[bool], Sequence[str]]
+    command: Sequence[str]
     ranks: int
     say: Callable[[str], None]
     grace: int = 300
@@ -331,7 +333,7 @@ class HostJob:
                     "LOCAL_WORLD_SIZE": str(self.ranks), "MASTER_ADDR": address,
                     "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
                 }  # fmt: skip
-                return self._start(slot, variables, here.orders)
+                return self._start(slot, variables)
 
             here = LocalRanks(
                 name, self.ranks, started, listener, coordination, self.grace, self.say,
@@ -353,27 +355,22 @@ class HostJob:
                 failure = Failure(0, self.ranks, 1, Fault(why, "", 1))
             return Ending(failure, here.stop or stop_of_a_rank(folder))
 
-    def _start(self, slot: int, variables: Mapping[str, str], orders: Orders) -> Process:
-        words = self.command(orders.anew)
+    def _start(self, slot: int, variables: Mapping[str, str]) -> Process:
         if slot < len(self.forks):
-            self.forks[slot].begin(words, variables)
+            self.forks[slot].begin(self.command, variables)
             return self.forks[slot]
         return subprocess.Popen(
-            [*RANK, *words], env=variables, stderr=self.errors, start_new_session=True
+            [*RANK, *self.command], env=variables, stderr=self.errors, start_new_session=True
         )
 
 
 def launch(
     command: Sequence[str], ranks: int, say: Callable[[str], None], grace: int = 300,
     forks: Sequence[Fork] = (), least: int = 1, restarts: int = 0,
-    again: Callable[[], Sequence[str]] | None = None,
 ) -> Ending:  # fmt: skip
     """As `launcher.launch`, but the run goes on without ranks that are lost, as long as there are
     `least`, and others come in their place; the rest as of `HostJob`."""
-    job = HostJob(
-        lambda anew: again() if anew and again is not None else command, ranks, say, grace, forks,
-        restarts,
-    )  # fmt: skip
+    job = HostJob(command, ranks, say, grace, forks, restarts)
     coordinator = Coordinator(LOCAL, LOCAL, say, ranks=0 if restarts else least)
     return job.run(LOCAL, LOCAL, OneHost(coordinator))
 

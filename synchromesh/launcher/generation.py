@@ -75,6 +75,11 @@ class Generation:
         new = self.before.count(self.NEW)
         return 0 if new == self.size else new
 
+    @property
+    def anew(self) -> bool:
+        """None is left of those who trained."""
+        return self.number > 1 and {*self.before} == {self.NEW}
+
 
 class Wire:
     """A connection on which both sides send values, as lines of JSON."""

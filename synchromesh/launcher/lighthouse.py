@@ -20,7 +20,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -122,16 +122,14 @@ class Sealed:
 
 class Lighthouse:
     """What a host knows of the run (`Coordination`). url: of the Lighthouse. coordinator: on the
-    host that decides; None: on all others. command: what its ranks run, as of `HostJob`; words:
-    the same, as others hear it."""
+    host that decides; None: on all others. words: the run's, which others hear."""
 
     def __init__(
         self, url: str, sealed: Sealed, coordinator: Coordinator | None = None,
-        command: Callable[[bool], Sequence[str]] = lambda anew: (), observes: bool = False,
+        words: Sequence[str] = (), observes: bool = False,
     ) -> None:  # fmt: skip
         require("elastic")
-        self.url, self.orders, self.words = url, Orders(), tuple[str, ...]()
-        self._command = command
+        self.url, self.orders, self.words = url, Orders(), tuple(words)
         self._sealed, self._coordinator, self._observes = sealed, coordinator, observes
         self._state = HostRanks(sealed.name, ())
         self._server: Any = None
@@ -152,10 +150,10 @@ class Lighthouse:
     @classmethod
     def serve(
         cls, address: str, port: int, sealed: Sealed, coordinator: Coordinator,
-        command: Callable[[bool], Sequence[str]],
+        words: Sequence[str],
     ) -> "Lighthouse":  # fmt: skip
         """Runs the Lighthouse at an address of this host. ValueError where it cannot listen."""
-        own = cls(f"http://{address}:{port}", sealed, coordinator, command)
+        own = cls(f"http://{address}:{port}", sealed, coordinator, words)
         _check_free(address, port)
         own._server = _torchft().LighthouseServer(
             bind=f"{address}:{port}", min_replicas=1, quorum_tick_ms=round(1000 * LIMITS.tick),
@@ -251,8 +249,7 @@ class Lighthouse:
             self._others.pop(name, None)
             del self._spoke[name]
         return self._sealed.seal(
-            of=self._asked, orders=to_plain(self.orders),
-            words=[*self._command(self.orders.anew)],
+            of=self._asked, orders=to_plain(self.orders), words=[*self.words],
             states=[to_plain(s) for s in (self._state, *self._states)],
         )  # fmt: skip
 

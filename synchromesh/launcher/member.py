@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire, address_of
+from synchromesh.launcher.rank import fall_silent, speak
 from synchromesh.launcher.stillness import Stillness, in_collective
 from synchromesh.values.fault import PARTED
 from synchromesh.values.fields import of_plain
@@ -53,6 +54,7 @@ class Member:
         self.replicate = "off"  # as of `fit`
         self.copying: tuple[str, ...] = ()  # `hosts`, where plans are to have room for copies
         self.came = self.stay = 0  # how many of its ranks have come, and stay
+        self.anew = False  # as `Generation`
         self._line = Wire(link)
         self.number = 0  # of the generation
         self._told = threading.Event()
@@ -83,9 +85,10 @@ class Member:
         if found is not None:
             self.parted = ""  # before the number, as of `_say`
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
-            self.lost, self.came = found.lost, found.came
+            self.lost, self.came, self.anew = found.lost, found.came, found.anew
             self.copying = () if self.replicate == "off" else self.hosts
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
+            (fall_silent if found.rank else speak)()
         return found
 
     def offer(self, marks: dict[str, str]) -> None:

@@ -74,14 +74,19 @@ def fall_silent() -> None:
     if SOCKET in os.environ and OUTPUT not in os.environ:
         os.environ[OUTPUT] = str(os.dup(1))
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
+    _write_to(null)
     os.close(null)
 
 
 def speak() -> None:
     """This rank has become rank 0."""
     if OUTPUT in os.environ:
-        os.dup2(int(os.environ[OUTPUT]), 1)
+        _write_to(int(os.environ[OUTPUT]))
+
+
+def _write_to(descriptor: int) -> None:
+    sys.stdout.flush()  # what was written before goes where it was to go
+    os.dup2(descriptor, 1)
 
 
 def _run(arguments: list[str]) -> None:

@@ -27,7 +27,7 @@ from synchromesh.values import document
 if TYPE_CHECKING:
     from synchromesh.runs.events import RunEvent
     from synchromesh.training.learning_rate import RateFactor
-    from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
+    from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches
     from synchromesh.values.plan import Plan
     from synchromesh.workloads.workload import Workload
 
@@ -193,6 +193,6 @@ class Job:
     best: str | None = None
     noise_scale: bool = False  # whether it is measured
     rate: "RateFactor | None" = None  # of learning rates; None: the workload's own
-    batches: "BatchRange | BatchSchedule | None" = None  # that change while training
+    batches: "BatchRange | BatchSchedule | RankBatches | None" = None  # that change while training
     patience: int | None = None
     command: tuple[str, ...] = ()  # the words of the command line

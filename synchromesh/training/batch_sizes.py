@@ -87,6 +87,7 @@ class BatchSizes:
         self._execution, self._switch, self._rates = execution, switch, rates
         self._adapter = adapter
         self._base = execution.planning.rows
+        self.of_ranks = False  # each keeps its rows
         self._sizes: list[int] = []  # to choose among; none: batches do not follow the noise
         self._prices: _Prices | None = None
         self._of_step: LiveFacts | None = None
@@ -265,6 +266,18 @@ class BatchSizes:
             return False
         candidate = self._price(rows)
         return candidate.time is not None and not candidate.fits
+
+    # As many as there are ranks
+
+    def follow(self, rows: int, step: int, reason: str) -> BatchChange | None:
+        """Batches of so many rows, of which no rank has more than before."""
+        self.of_ranks = self.loader.chosen = True
+        here, began = self.loader.batch_size, time.perf_counter()
+        rows = max(1, min(rows, self.loader.samples or rows))
+        if rows == here:
+            self.resume()  # this rank may have come
+            return None
+        return self._change(BatchChange(step, here, rows, reason), self.STEPS, began)
 
     # The change
 

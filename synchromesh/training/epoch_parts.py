@@ -22,6 +22,7 @@ class _Place:
 
     epoch: int
     first: int
+    rows: float
     trained: int
     before: int
     since: int
@@ -48,6 +49,7 @@ class EpochRun(Protocol):
     stopped: str
     epoch: int
     first: int
+    rows: float
     trained: int
     before: int
     since: int
@@ -56,6 +58,8 @@ class EpochRun(Protocol):
 
     @property
     def emit(self) -> Callable[[FitEvent], None]: ...
+
+    def follow_ranks(self, ranks: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class EpochParts:
                     self._share_losses()
                 while untold:
                     self.run.emit(untold[0])
+                    self.run.follow_ranks(untold[0].ranks - untold[0].leave)
                     del untold[0]
                 if at < len(parts):
                     parts[at](self.run.epoch)
@@ -113,8 +118,8 @@ class EpochParts:
         """Where this rank is, as JSON."""
         run = self.run
         return to_plain(_Place(
-            run.epoch, run.first, run.trained, run.before, run.since, run.best, *run.since_best,
-            run.ended, tuple(run.recoveries), run.stopped,
+            run.epoch, run.first, run.rows, run.trained, run.before, run.since, run.best,
+            *run.since_best, run.ended, tuple(run.recoveries), run.stopped,
             None if run.folder is None else str(run.folder),
         ))  # fmt: skip
 
@@ -122,6 +127,7 @@ class EpochParts:
         """This rank is where the others are."""
         run = self.run
         run.epoch, run.first, run.trained = place.epoch, place.first, place.trained
+        run.rows = place.rows
         run.before, run.ended, run.stopped = place.before, place.ended, place.stopped
         run.since, run.best = place.since, place.best
         run.since_best = place.since_then, place.best_then

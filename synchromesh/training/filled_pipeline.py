@@ -24,8 +24,7 @@ from synchromesh.trace.partition.local import users_of
 from synchromesh.trace.step import Report
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.gradient_sums import GradientSums
-from synchromesh.training.late_loss import LateLoss
-from synchromesh.training.loss_sums import add_loss, refuse_sums
+from synchromesh.training.loss_sums import LateLoss, add_loss, refuse_sums
 from synchromesh.training.reports import Reports, add_reports
 from synchromesh.values.layout import stages_of
 

@@ -16,7 +16,7 @@ from synchromesh.training.learning_rate import RateFactor, ScaledRate
 from synchromesh.training.loop import Loop
 from synchromesh.training.prepare import prepare
 from synchromesh.training.stop import Stop
-from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, batches_of
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches, batches_of
 from synchromesh.values.plan import Plan
 from synchromesh.workloads.workload import Workload
 
@@ -29,7 +29,7 @@ def fit(
     adapt: bool | None = None, autocast: torch.dtype | None = None, headroom: str | None = None,
     on_event: Callable[[FitEvent], None] | None = None, stop: Callable[[], bool] | None = None,
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
-    batches: BatchRange | BatchSchedule | str | None = None, allow: str = "",
+    batches: BatchRange | BatchSchedule | RankBatches | str | None = None, allow: str = "",
     replicate: str = "auto", skip_non_finite: int | None = None, check_replicas: int | None = None,
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
@@ -37,7 +37,8 @@ def fit(
     epochs, steps: in all, with those of a resumed run; default: the workload's epochs.
     seed: of the initial weights, the order of samples and random operators.
     checkpoints: a folder that gets `epoch-N`, `best` and, every `checkpoint_every` steps,
-    `step-N`. keep: how many of the newest stay, besides `best` (default: all).
+    `step-N`; an elastic run all of whose ranks are lost goes on from the newest. keep: how many of
+    the newest stay, besides `best` (default: all).
     best: the metric by which an epoch is, `loss` that of training; of losses, errors and
     perplexities the least one, else the greatest, or as `NAME:min` and `NAME:max` say; default:
     the greatest of the first metric. patience: epochs without a better one until training ends.
@@ -45,8 +46,9 @@ def fit(
     adapt: whether the plan may change while training runs; default: where it is `auto`.
     autocast, headroom, noise_scale, allow: as of `prepare`.
     batches: `auto`, `auto:MIN-MAX`: as the gradient noise scale says, or `EPOCH:xTIMES,...`: they
-    grow behind epochs; default: all have the workload's batch size. Learning rates follow where
-    the workload's come of `scaled` (training/learning_rate.py).
+    grow behind epochs, or `ranks`: each rank of an elastic run keeps its rows; default: all have
+    the workload's batch size. Learning rates follow where the workload's come of `scaled`
+    (training/learning_rate.py).
     replicate: of an elastic run, after how many steps what ranks of one host alone have is copied
     to another host's memory; `auto`: as often as takes 3 % of the time (training/replication.py).
     skip_non_finite: steps whose gradients are not finite on some rank are left out on all, until

@@ -26,7 +26,7 @@ from synchromesh.training.integrity import Spikes
 from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
-from synchromesh.values.batch_sizes import BatchRange, BatchSchedule
+from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches
 from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import kind_of
 from synchromesh.values.version import VERSION
@@ -52,7 +52,8 @@ class Loop:
     by: Best
     keep: int | None  # checkpoints
     patience: int | None  # epochs
-    batches: BatchRange | BatchSchedule | None  # that change
+    batches: BatchRange | BatchSchedule | RankBatches | None  # that change
+    rows: float = 0.0  # of a batch, of each rank when the run began
     since: int = 0  # epochs without a better one
     stopped: str = ""  # what has stopped it
     saved: Path | None = None
@@ -113,6 +114,14 @@ class Loop:
     def _validates(self) -> bool:
         return self.workload.valid_data is not None and self.workload.metric is not None
 
+    def _saved_before(self) -> Path | None:
+        """The folder of this run's checkpoints, where all its ranks are lost and these go on."""
+        own, folder = self.trainer.world.member, self.folder
+        if own is None or not own.anew or folder is None:
+            return None
+        there = on_first(self.trainer.world.everyone, lambda: bool(manifest.by_age(folder)), "")
+        return folder if there else None
+
     def _checkpoint_at(self, path: Path) -> Path:
         """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
 
@@ -142,11 +151,12 @@ class Loop:
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         self.by.require(w, trainer, self.seed)
+        resume = self._saved_before() or resume
         if resume is not None and not comes:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
             self.since, self.best = int(saved.get("since", 0)), saved.get("best")
-        self.first = trainer.steps
+        self.first, self.rows = trainer.steps, w.batch_size / trainer.world.size
         trainer.on_event, reads = self._decided, events.reads_only(self.emit)
         trainer.workers.early.allowed = reads
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
@@ -156,6 +166,7 @@ class Loop:
         trainer.survival.replication.place = self.parts.place
         if adapt and not comes:
             trainer.adapt()
+        self.follow_ranks(trainer.world.size)
         began = time.monotonic()
         trainer.survival.offer(self._marks(asked), trainer.steps, trainer.adaptation)
         while comes or (not self.stopped and self._more()):
@@ -181,6 +192,15 @@ class Loop:
             rows = round(self.workload.batch_size * self.batches.grown(done))
             sizes = self.trainer.adaptation.sizes(self.loader, self.trainer.scheduler)
             change = sizes.grow(rows, self.trainer.steps, f"behind epoch {done}")
+            if change is not None:
+                self._decided(change)
+
+    def follow_ranks(self, ranks: int) -> None:
+        """The batches of so many, where each keeps its rows."""
+        if isinstance(self.batches, RankBatches):
+            sizes = self.trainer.adaptation.sizes(self.loader, self.trainer.scheduler)
+            reason = f"{ranks} rank{'s have' if ranks > 1 else ' has'} {self.rows:g} rows each"
+            change = sizes.follow(round(self.rows * ranks), self.trainer.steps, reason)
             if change is not None:
                 self._decided(change)
 

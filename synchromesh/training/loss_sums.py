@@ -1,8 +1,12 @@
-"""The sums of a loss over the rows of a rank, and of all, from which its global mean is made."""
+"""The sums of a loss over the rows of a rank, and of all, from which its global mean is made; a
+late loss, a number that other ranks are still computing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from synchromesh.engine.agreement import LossSum
 from synchromesh.engine.program import RankOutputs
@@ -33,3 +37,30 @@ def refuse_sums(sums: Sequence[float]) -> None:
             "the loss's weight is 0 over all ranks (nothing in the batch counts), so its "
             "mean is not defined: leave such a batch out"
         )
+
+
+class LateLoss(Tensor):
+    """A loss (0-d, float64); whatever is done with it waits until it is known."""
+
+    _find: Callable[[], Tensor]
+    _value: Tensor | None
+
+    @staticmethod
+    def of(find: Callable[[], Tensor]) -> "LateLoss":
+        """find: waits for the loss; is called once."""
+        made: LateLoss = Tensor._make_subclass(LateLoss, torch.empty((), dtype=torch.float64))
+        made._find, made._value = find, None
+        return made
+
+    def known(self) -> Tensor:
+        """The loss itself."""
+        if self._value is None:
+            self._value = self._find()
+        return self._value
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(LateLoss, LateLoss.known, (args, kwargs or {}))
+        return func(*args, **kwargs)

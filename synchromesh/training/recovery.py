@@ -10,6 +10,7 @@ that comes has traced and built by itself, in a world of its own."""
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -23,6 +24,8 @@ from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import Generation, Loss
 from synchromesh.launcher.member import Member, NoGeneration
+from synchromesh.planner.decision.memory import Shortage
+from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.adaptation import Adaptation
@@ -89,7 +92,8 @@ class Comes(Exception):
 class Survival:
     """How a trainer goes on with other ranks: some are lost, or come."""
 
-    FALL_BACK: ClassVar = Plan(LayoutSpec("data"))  # where the plan does not fit the ranks there
+    # where the plan does not fit the ranks that there are, the first with room for the state
+    FALL_BACKS: ClassVar = Plan(LayoutSpec("data")), Plan(LayoutSpec("sharded-data"))
 
     def __init__(self, execution: Execution, loaders: Loaders) -> None:
         self._execution, self._loaders = execution, loaders
@@ -104,7 +108,7 @@ class Survival:
     @classmethod
     def first_plan(cls, plan: Plan, world: World) -> Plan:
         """With which a rank begins: one that comes hears of the others' plan later."""
-        return cls.FALL_BACK if world.alone else plan
+        return cls.FALL_BACKS[0] if world.alone else plan
 
     def offer(self, marks: Mapping[str, str], steps: int, adaptation: Adaptation) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
@@ -120,6 +124,16 @@ class Survival:
         free = self._execution.world.alone or adaptation is None or not self.refused(adaptation)
         own.offer(marks if free else {})
 
+    @property
+    def own_loop(self) -> bool:
+        """Whether the run is elastic, and the loop is not `fit`'s (training/own_loop.py)."""
+        return self._execution.world.member is not None and not self._offered[0]
+
+    def ends(self, error: Exception) -> bool:
+        """Whether `error` of a call in an own loop is of a loss."""
+        own = self._execution.world.member
+        return own is not None and self.own_loop and _of_a_loss(error, own)
+
     def close(self) -> None:
         """Nobody can come any more."""
         if (own := self._execution.world.member) is not None:
@@ -128,12 +142,22 @@ class Survival:
     def begin_step(self) -> None:
         """What a step changes before it is complete is kept, where the run is elastic."""
         if (own := self._execution.world.member) is not None:
+            if self.own_loop:
+                self._require_there()
+                own.settled = own.number
             self._offer(own)
             if own.told:  # one that waits for nobody is not interrupted otherwise
                 raise RuntimeError("other ranks are lost, or come")
             self.replication.timed = time.monotonic()
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
+
+    def _require_there(self) -> None:
+        if self._comes:
+            raise ValueError(
+                "ranks come to runs of `fit` alone: where those of this script are in its loop "
+                "cannot be told to others"
+            )
 
     def agree(self, steps: int) -> None:
         """All ranks can complete the step behind `steps`: where they hold parts of tensors, none
@@ -217,7 +241,7 @@ class Survival:
             f"@schedule={plan.schedule} has no flush": bool(plan.kept),
             "the noise scale is of ranks that are lost": execution.options.noise_scale,
             "batches that change are not kept up without a rank so far":
-                adaptation.batches is not None,
+                not (adaptation.batches is None or adaptation.batches.of_ranks),
             "an untraced forward has changed attributes": attributes,
             "a GPU's collectives are not left so far": execution.world.backend != "gloo",
         }  # fmt: skip
@@ -312,18 +336,31 @@ class Survival:
 
     def _regroup(self, active: ActivePlan, wanted: Plan, stay: int) -> None:
         """The plan of before, where it fits the ranks that stay."""
-        self._wanted = None
-        plans = [wanted, self.FALL_BACK]
-        if stay < self._execution.world.size:
-            only = tuple(range(stay))
-            free = wanted.ranks is None and not wanted.stages
-            plans = [replace(p, ranks=only) for p in (wanted if free else plans[1], plans[1])]
+        self._wanted, size = None, self._execution.world.size
+        only = tuple(range(stay)) if stay < size else None
+        free = only is None or (wanted.ranks is None and not wanted.stages)
         try:
-            self._execution.shift(plans[0], active.step)
+            if not free:
+                raise ValueError
+            self._execution.shift(replace(wanted, ranks=only or wanted.ranks), active.step)
         except ValueError:
-            self._execution.shift(plans[1], active.step)
+            self._execution.shift(self._fall_back(active.step, only), active.step)
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
+
+    def _fall_back(self, step: Step, only: tuple[int, ...] | None) -> Plan:
+        """Of the plans for any ranks, one with room for parameters, gradients and states of the
+        optimizer. RuntimeError, with the numbers, where none has it."""
+        execution, planning, lacks = self._execution, self._execution.planning, ""
+        for plan in [replace(plan, ranks=only) for plan in self.FALL_BACKS]:
+            with suppress(ValueError):  # states that cannot be sharded
+                held = execution.check.held(plan, step, execution.world.size)
+                known = planning.memory.held(plan, held)
+                shortage = Shortage.of(known, planning.memory.limits, planning.rows)
+                if shortage is None:
+                    return plan
+                lacks = shortage.clause
+        raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")
 
     def _adopt(self, shared: Any, scheduler: Scheduler | None) -> None:
         if scheduler is not None:

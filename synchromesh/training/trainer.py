@@ -42,6 +42,7 @@ from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.losses import NamedLosses
+from synchromesh.training.own_loop import OwnLoop, again, part
 from synchromesh.training.recovery import Regrouped, Survival
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
@@ -72,7 +73,8 @@ class Trainer:
         self.reports, self.workers = execution.reports, execution.workers
         self.sums, self._accumulation = execution.sums, Accumulation(execution)
         self.adaptation = Adaptation(execution, self.switch)
-        self.survival = Survival(execution, self._loaders)
+        self.survival = survival = Survival(execution, self._loaders)
+        self.own_loop = OwnLoop(survival, execution, self._loaders)
 
     # The plan
 
@@ -119,10 +121,6 @@ class Trainer:
         known = None if self.adapter is None else self.adapter.profile
         return self.planning.predict(self.traced, self.plan, known)
 
-    def explained(self) -> Choice | None:
-        """As `choice`, with each component's next best layout; no other rank need call."""
-        return self.planning.explained(self.traced)
-
     def adapt(self) -> None:
         """From now on `step` watches what steps take and may switch at its end (`decisions` says
         why). Measures model and links first where that was not done; all ranks call alike."""
@@ -146,7 +144,7 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
-        self._loaders.gave += 1
+        self._loaders.chosen(lambda: self.shard(batch))
         return take_parts(batch, self.own_rows(batches.row_count(batch)))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
@@ -161,9 +159,13 @@ class Trainer:
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be at least 1, got {micro_batches}")
         self._accumulation.require_none("step")
+        return self.own_loop.step(self, batch, lambda rows: self._step(rows, micro_batches, loss))
+
+    def _step(self, batch: Any, micro_batches: int, loss: str | None) -> Tensor:
         began, waited = time.perf_counter(), self.world.waited
         cut = self._execution.noise.parts(self.steps, self.plan)
         value, rows = self._backward(batch, BackwardCall(True, max(micro_batches, cut), loss=loss))
+        self.own_loop.note(value)
         self.update()
         seconds, waited = time.perf_counter() - began, self.world.waited - waited
         self._execution.pieces.add(seconds)
@@ -181,6 +183,7 @@ class Trainer:
         this batch's mean in the loss, which is a sum then; gradients are summed at every call."""
         return self._backward(batch, BackwardCall(last, loss=loss, share=share))[0]
 
+    @part
     def _backward(self, batch: Any, call: BackwardCall) -> tuple[Tensor, int]:
         execution = self._execution
         self._accumulation.require_open()
@@ -188,10 +191,9 @@ class Trainer:
         outdated = execution.outdated()
         marks = execution.marks(batch, self.steps, self._loaders.place, *call)
         batch = batches.to_device(batch, self.world.device)
-        agree = execution.active.agree_step
+        agree, unknown = execution.active.agree_step, self._loaders.unknown(self.steps)
         numbers = self.stop_request, *self.adaptation.cost, *execution.noise.take()
         at_once = call.micro_batches == self.plan.micro_batches == 1
-        unknown = self._loaders.unknown(self.steps)
         try:
             execution.meet(self.steps, batch, marks, numbers, outdated, unknown)
             rows = agree(batch, marks, numbers, outdated, at_once=at_once, unknown=unknown)
@@ -242,6 +244,7 @@ class Trainer:
         """Scales gradients to a global norm of at most `max_norm`; returns it before (0-d)."""
         return self._accumulation.clip(max_norm)
 
+    @part
     def update(self) -> None:
         """The optimizer's step, and the scheduler's. Gradients stay until the next backward."""
         self._accumulation.require_last("update")
@@ -260,6 +263,7 @@ class Trainer:
 
     # Evaluation, data, plans and state
 
+    @again
     def evaluate(self, loader: Iterable[Any], metric: Metric) -> dict[str, float]:
         """Means over the rows of `loader`: metric(model, batch) -> {name: sum over its rows}; with
         a carry, which begins anew, metric(model, batch, carry) -> ({name: sum}, carry)."""
@@ -341,14 +345,11 @@ class Trainer:
         self._execution.settle()
         return {n: b.detach() for n, b in self.model.buffers.items()}
 
-    def gathered(self, local: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each of `local`, which lie as the parameters of these names do, whole on all ranks."""
-        return self.state.gathered(local)
-
     def gather_numbers(self, number: int) -> list[int]:
         """One number of every rank."""
         return [*map(int, self.world.everyone.all_gather_json(number))]
 
+    @again
     def save(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any plan on any number of devices can resume; a crash leaves
         the old one."""
@@ -357,11 +358,10 @@ class Trainer:
         self.workers.forget_gradients()
         self._execution.settle(states=True)
         own = self.steps, self.options.seed, self.scheduler, self._loaders.places(), extra or {}
-        everyone, path = self.world.everyone, Path(path)
-        saved = agreed(everyone, lambda: self._execution.to_save(*own), str(path))
+        saved = agreed(self.world.everyone, lambda: self._execution.to_save(*own), str(path))
         saved["optimizer"] = self.state.described_optimizer(saved["optimizer"])
-        saved = everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
-        checkpoint.save(path, self._execution.local_tensors(), saved, self.world)
+        saved = self.world.everyone.broadcast_json(saved, self._execution.active.groups.ranks[0])
+        checkpoint.save(Path(path), self._execution.local_tensors(), saved, self.world)
 
     def export(self, path: str | Path) -> None:
         """Writes the model's complete weights to one safetensors file, under its own names."""

@@ -1,4 +1,4 @@
-"""Global batches that change while training: in words, `auto:64-512` and `30:x5,60:x5`."""
+"""Global batches that change while training: in words, `auto:64-512`, `30:x5,60:x5`, `ranks`."""
 
 import re
 from dataclasses import dataclass
@@ -47,9 +47,19 @@ class BatchRange:
         return sorted(n for n in found if least <= n <= most)
 
 
-def batches_of(text: str) -> "BatchRange | BatchSchedule":
-    """Of either's text. ValueError for anything else."""
+def batches_of(text: str) -> "BatchRange | BatchSchedule | RankBatches":
+    """Of one's text. ValueError for anything else."""
+    if text == str(RankBatches()):
+        return RankBatches()
     return (BatchRange if text.startswith("auto") else BatchSchedule).parse(text)
+
+
+@dataclass(frozen=True)
+class RankBatches:
+    """Each rank of an elastic run keeps the rows that it has when the run begins."""
+
+    def __str__(self) -> str:
+        return "ranks"
 
 
 @dataclass(frozen=True)

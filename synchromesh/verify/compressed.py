@@ -41,7 +41,7 @@ class PlayedCompression:
             whole |= self._parts(bucket, had)
             lossy |= self._parts(bucket, total)
             self._note(self._parts(bucket, total), self._parts(bucket, other))
-        complete = dict(self._trainer.gathered(lossy))
+        complete = dict(self._trainer.state.gathered(lossy))
         known = self._trainer.world.everyone.all_gather_json(self._relative)
         floors = {}
         for name, x in complete.items():

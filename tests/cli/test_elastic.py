@@ -1,4 +1,5 @@
-"""Runs whose hosts come and go, from end to end: `train --elastic`, `join` and `status`."""
+"""Runs whose hosts come and go, from end to end: `train --elastic`, `run --elastic`, `join`,
+`leave` and `status`."""
 
 import json
 import os
@@ -152,9 +153,9 @@ def gone_on(hosts: Hosts, train: subprocess.Popen[str], epochs: int) -> None:
     assert [last[s] for s in sorted(last)] == pytest.approx(undisturbed(hosts, epochs), abs=1e-10)
 
 
-def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+def ranks_of(launcher: subprocess.Popen[str], word: str = "train") -> list[int]:
     own = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return [int(p) for p in own if "train" in Path(f"/proc/{p}/cmdline").read_text()]
+    return [int(p) for p in own if word in Path(f"/proc/{p}/cmdline").read_text()]
 
 
 @pytest.fixture
@@ -209,12 +210,52 @@ def test_a_run_that_waits_for_hosts_obeys_a_signal(
     assert last == hosts.logged("step")[-1]["step"]
 
 
+FIT = """
+import sys
+import synchromesh as sm
+from tiny import workload
+
+print("begins")
+result = sm.fit(
+    workload(), "data", epochs=40, checkpoints="saved", checkpoint_every=2,
+    on_event=lambda e: print(type(e).__name__, flush=True))
+print("losses", *result.losses)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_script_goes_on_with_others_and_where_all_are_lost(hosts: Hosts) -> None:
+    (hosts.folder / "fit.py").write_text(FIT)
+    run = hosts.start("run", "--nproc", "2", "--elastic", "1:1", "fit.py")
+    saved = hosts.folder / "saved"
+    until(lambda: saved.is_dir() and len([*saved.glob("step-*")]) > 2)
+    os.kill(ranks_of(run, "fit.py")[0], signal.SIGKILL)
+    assert run.stdout is not None
+    told = [*iter(lambda: run.stdout.readline().strip(), "Regrouped")]  # type: ignore[union-attr]
+    assert told[0] == "begins" and "Started" in told
+    until(lambda: len(ranks_of(run, "fit.py")) == 2)
+    assert run.stdout.readline()  # of one that has become the first
+    for pid in ranks_of(run, "fit.py"):
+        os.kill(pid, signal.SIGKILL)
+    hosts.hold.unlink()
+    out, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    losses = [float(x) for x in out.splitlines()[-1].split()[1:]]
+    expected = undisturbed(hosts, 40)
+    assert 0 < len(losses) < len(expected)  # from the checkpoint on
+    assert losses == pytest.approx(expected[-len(losses) :], abs=1e-10)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [("train digits/cnn --elastic 1:4", "--elastic 1:4: there is one host; others come to"),
      ("train digits/cnn --elastic 4:1", "'4:1' is no range of hosts"),
      ("train digits/cnn --coordinator h:1", "--coordinator is of an elastic run: give --elastic"),
      ("train digits/cnn --elastic 1:2 --coordinator h:1", "--coordinator needs --token-file"),
+     ("train digits/cnn --keep-rows", "--keep-rows is of an elastic run: give --elastic"),
+     ("train digits/cnn --elastic 1:1 --keep-rows --batch-schedule 1:x2",
+      "--batch-schedule and --keep-rows exclude each other"),
+     ("run --coordinator h:1 a.py", "--coordinator is of an elastic run: give --elastic MIN:MAX"),
      ("train digits/cnn --interface lo", "--token-file and --interface are of several hosts"),
      ("train digits/cnn --elastic 1:2 --coordinator 0.0.0.0:1", "is every address of a host"),
      ("join 127.0.0.1 --token-file none", "'127.0.0.1' is no address: give HOST:PORT"),

@@ -31,12 +31,13 @@ def test_a_batch_script_starts_the_same_command_on_each_node(tmp_path: Path) -> 
         (tmp_path / name).chmod(0o700)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[1-2]"}
     done = subprocess.run(["bash", "job.sh"], env=env, capture_output=True, text=True, check=True)
-    words = ["synchromesh", *RUN[1:], "--coordinator", "10.0.0.7:7400", "--token-file"]
-    assert done.stdout.splitlines()[2:] == [*words, str(tmp_path / "token")]
+    own = ["--coordinator", "10.0.0.7:7400", "--token-file", str(tmp_path / "token")]
+    assert done.stdout.splitlines()[2:] == ["synchromesh", "train", *own, *RUN[2:]]
 
 
 def test_kubernetes_gets_a_service_a_policy_and_a_job() -> None:
-    assert main(["submit", "--kubernetes", "run.yaml", "--image", "here/it:1", *RUN]) == 0
+    script = ["run", "--elastic", "2:4", "mine.py", "--rate", "0.1"]
+    assert main(["submit", "--kubernetes", "run.yaml", "--image", "it:1", "--", *script]) == 0
     service, policy, job = yaml.safe_load_all(Path("run.yaml").read_text())
     assert [x["kind"] for x in (service, policy, job)] == ["Service", "NetworkPolicy", "Job"]
     assert {x["metadata"]["name"] for x in (service, policy, job)} == {"synchromesh"}
@@ -47,8 +48,8 @@ def test_kubernetes_gets_a_service_a_policy_and_a_job() -> None:
     assert (job["spec"]["completions"], job["spec"]["completionMode"]) == (4, "Indexed")
     (container,) = pod["spec"]["containers"]
     assert container["command"] == [
-        "synchromesh", *RUN[1:], "--coordinator", "synchromesh-0.synchromesh:7400",
-        "--token-file", "/token/token",
+        "synchromesh", "run", "--coordinator", "synchromesh-0.synchromesh:7400",
+        "--token-file", "/token/token", *script[1:],
     ]  # fmt: skip
     assert pod["spec"]["subdomain"] == service["metadata"]["name"]
 

@@ -246,6 +246,7 @@ def test_all_are_lost_and_begin_anew() -> None:
     assert (orders.number, where(orders), orders.before) == (2, ["a1", "b1"], (-1, -1))
     generation = orders.generation(Seat("b", 1))
     assert generation is not None and (generation.rank, generation.came) == (1, 0)
+    assert generation.anew
 
 
 def test_a_rank_of_a_host_that_trains_is_refused_alone() -> None:

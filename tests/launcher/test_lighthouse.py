@@ -72,10 +72,6 @@ def test_the_interface_is_that_by_which_the_coordinator_is_reached() -> None:
         reaching(HOST, 1, "ib7")
 
 
-def command(anew: bool) -> list[str]:
-    return ["train", *["--resume"] * anew]
-
-
 class Run:
     """A coordinator's Lighthouse, and those of others."""
 
@@ -83,7 +79,7 @@ class Run:
         with socket.create_server((HOST, 0)) as server:
             self.port = server.getsockname()[1]
         self.own = Coordinator("a", HOST, lambda _: None, (2, 2))
-        self.first = Lighthouse.serve(HOST, self.port, Sealed(TOKEN, "a"), self.own, command)
+        self.first = Lighthouse.serve(HOST, self.port, Sealed(TOKEN, "a"), self.own, ["train"])
         self.made = [self.first.start()]
 
     def other(self, name: str, token: bytes = TOKEN) -> Lighthouse:
@@ -135,14 +131,6 @@ def test_a_host_whose_connections_are_closed_is_missed_sooner(run: Run) -> None:
     began = time.monotonic()
     assert run.until(lambda: bool(run.first.orders.lost), **of_c)
     assert time.monotonic() - began < 1.5 and run.first.orders.lost[0].rank == 1
-
-
-def test_who_begins_anew_hears_the_command_for_that(run: Run) -> None:
-    b = run.other("b")
-    assert run.until(lambda: b(state("b")).number == 1)
-    lost = {"why": "was killed by SIGKILL"}
-    b(state("b", **lost))
-    assert run.until(lambda: b.orders.anew and b.words == ("train", "--resume"), **lost)
 
 
 def test_without_the_coordinator_a_host_ends(run: Run) -> None:
@@ -203,7 +191,7 @@ def test_a_port_in_use_is_told() -> None:
         port = server.getsockname()[1]
         with pytest.raises(ValueError, match=rf"cannot listen at {HOST}:{port} \(Address already"):
             own = Coordinator("a", HOST, lambda _: None)
-            Lighthouse.serve(HOST, port, Sealed(TOKEN, "a"), own, command)
+            Lighthouse.serve(HOST, port, Sealed(TOKEN, "a"), own, ["train"])
 
 
 def test_it_listens_at_one_address(run: Run) -> None:

@@ -323,7 +323,7 @@ def owed(of: Trainer) -> dict[str, Tensor]:
     sums: GradientSums = of.sums
     own = sums._total()
     found = {n: torch.zeros_like(p).double() for n, p in of.model.parameters.items()}
-    return {n: x.clone() for n, x in of.gathered(found | own)}
+    return {n: x.clone() for n, x in of.state.gathered(found | own)}
 
 
 def switched(plans: Sequence[str]) -> list[dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from synchromesh.cost.planned_step import PlannedStep
 from synchromesh.engine.unflushed_walk import UnderWay, UnflushedWalk
 from synchromesh.training.events import EpochTrained, FitEvent, Losses, Started
 from synchromesh.training.fit import fit
-from synchromesh.training.late_loss import LateLoss
+from synchromesh.training.loss_sums import LateLoss
 from synchromesh.training.prepare import prepare
 from synchromesh.training.trainer import Trainer
 from tests.ranks import run

@@ -100,6 +100,77 @@ def test_a_rank_that_hangs_is_named_and_the_others_go_on(
     assert text.startswith("rank 2 stood still for 10 s (elastic_run.py:") and "take)" in text
 
 
+OWN = {  # how a loop of its own gets its rows, plan, faults
+    "loader": ("loader", "data", "1:2:sum 0:7:update"),
+    "shard": ("shard", "data", "1:2:sum 3:9:behind"),
+    "first step": ("loader", "data", "0:0:step"),
+    "one is behind": ("loader", "data", "2:6:update! 3:7:behind"),
+    "one is behind, at an epoch's end": ("loader", "data", "2:4:update! 3:5:behind"),
+    "one is ahead": ("loader", "data", "0:5:update! 2:5:update! 3:6:behind"),
+    "last step of an epoch": ("loader", "data", "1:4:sum"),
+    "evaluate and save": ("shard", "data", "2:5:evaluate 3:10:save"),
+    "tensor": ("loader", "hybrid:tensor=2", "0:5:agree-all! 3:6:behind"),
+    "in a recovery": ("loader", "data", "1:3:step 2:3:regroup"),
+}
+
+
+@pytest.mark.wide(3)
+@pytest.mark.parametrize("case", OWN)
+def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    kind, plan, words = OWN[case]
+    file = tmp_path / "found.json"
+    ending, said = launched(file, plan, f"own={kind}", *words.split(), restarts=1)
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert apart(found, undisturbed) < NEAR
+    assert found["metrics"]["accuracy"] == undisturbed["metrics"]["accuracy"]
+    assert len([text for line in said for text in line.split("; ")]) == len(
+        words.split()
+    ) - words.count("!")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("rows", "its batches come neither from `trainer.loader`, one by one, nor through"),
+     ("parts", "its steps are made of `backward` and `update`; those of `trainer.step` alone")],
+)  # fmt: skip
+def test_a_loop_of_its_own_that_cannot_go_on_says_so(kind: str, told: str, tmp_path: Path) -> None:
+    ending, said = launched(tmp_path / "f.json", "data", f"own={kind}", "1:3:sum", ranks=3)
+    assert told in str(ending.failure) and "go on with a checkpoint" in str(ending.failure)
+    assert any(told in text for text in said)
+
+
+@pytest.mark.parametrize(("room", "plan"), [(9_000, "data"), (4_500, "sharded-data"), (500, "")])
+def test_the_plan_behind_a_loss_has_room_for_the_state(
+    room: int, plan: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of tensor ranks three are left; parameters, gradients and AdamW's states are 6.7 kB."""
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, "hybrid:tensor=2", f"room={room}", "1:6:step")
+    if plan:
+        (generation,) = gone_on(ending, file, undisturbed)
+        assert (generation["ranks"], generation["plan"]) == (3, plan)
+    else:
+        assert "is predicted to need" in str(ending.failure)
+        assert "which has memory for 500 bytes: go on with the newest" in str(ending.failure)
+
+
+def test_ranks_keep_their_rows(tmp_path: Path) -> None:
+    """Against one process whose batches have other rows behind the same steps: 12 of four ranks,
+    9 of three, and the scheduler goes on by rows."""
+    file = tmp_path / "found.json"
+    words = "batches=ranks", "1:3:sum", "0:7:step", "0:8:wait3"
+    ending, _ = launched(file, "data", *words, restarts=1)
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    changed = [(g["from_step"], g["ranks"]) for g in found["generations"]]
+    assert changed[0] == (3, 3) and {3, 4} & {ranks for _, ranks in changed[1:]}
+    rows = ",".join(f"{step}={3 * ranks}" for step, ranks in changed)
+    alone = tmp_path / "alone.json"
+    assert launched(alone, "single", f"rows={rows}", ranks=1)[0].code == 0
+    assert apart(found, json.loads(alone.read_text())) < NEAR
+
+
 COPIES = {  # plan, K, faults, the steps behind which ranks go on, and how many there are then
     "sharded states": ("sharded-data", 1, "1:3:step 2:8:update", [3, 8], [3, 2]),
     "zero1": ("zero1", 1, "0:3:step", [3], [3]),

@@ -58,7 +58,7 @@ def planned(
     for index, batch in enumerate(batches):
         value = trainer.backward(trainer.shard(batch))
         if not index:
-            gradients = {n: g.clone() for n, g in trainer.gathered(trainer.gradients())}
+            gradients = {n: g.clone() for n, g in trainer.state.gathered(trainer.gradients())}
         trainer.update()
         losses.append(float(value))
     state = trainer.state_dict()

@@ -78,7 +78,7 @@ def eager_gradients(model: nn.Module, loss: Any, *batches: Any) -> dict[str, Ten
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
-    return {n: g.clone() for n, g in trainer.gathered(trainer.gradients())}
+    return {n: g.clone() for n, g in trainer.state.gathered(trainer.gradients())}
 
 
 def alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
