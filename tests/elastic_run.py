@@ -1,9 +1,10 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-batches=ranks | own=LOOP] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command
-of an elastic launch. Rank 0 of the end writes losses and parameters to FILE; FILE.begun is there
-once it trains. own: a loop of its own in place of `fit`'s, whose batches come from `loader`, by
-`shard`, or are its `rows`, or whose steps are made of `parts`. rows=STEPS=ROWS,...: in plain
-PyTorch, with batches of so many rows behind so many steps. room: a rank's memory behind one."""
+batches=ranks | own=LOOP] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the
+command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE; FILE.begun
+is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come from
+`loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
+in `between`, or what is read `once`. rows=STEPS=ROWS,...: in plain PyTorch, with batches of so
+many rows behind so many steps. room: a rank's memory behind one."""
 
 import json
 import os
@@ -193,10 +194,13 @@ def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> N
                 ranges = trainer.own_rows(len(batch[1]))
                 losses.append(float(trainer.step(take_parts(batch, ranges))))
             else:
+                if kind == "between":
+                    trainer.evaluate(trainer.loader(own.valid_data, BATCH), metric)
                 given = trainer.shard(batch) if kind == "shard" else batch
                 losses.append(float(trainer.step(given)))
             faults.at("behind")
-        metrics = trainer.evaluate(trainer.loader(own.valid_data, BATCH), metric)
+        held_out = trainer.loader(own.valid_data, BATCH)
+        metrics = trainer.evaluate(iter(held_out) if kind == "once" else held_out, metric)
         trainer.save(file.with_suffix(".own"))
     parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
     if trainer.rank == 0:

@@ -66,7 +66,7 @@ class Loader:
         self.loading, self.agree = loading or Loading(), agree
         self.rows, self.chosen = 0, False  # chosen: the batch size changes while training
         self.handed_out: Callable[[Loader], object] = lambda _: None  # called with each batch
-        self.ended: Callable[[], object] = lambda: None  # at an epoch's end
+        self.ended: Callable[[Loader], object] = lambda _: None  # at an epoch's end
         self.stream = is_stream(dataset)
         shuffle = self.batching.shuffle
         self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
@@ -168,7 +168,7 @@ class Loader:
                 source, size, moved = self._source(), self.batch_size, False
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
-        self.ended()
+        self.ended(self)
 
     def _padded(self, batch: Any) -> Any:
         padding = self.batching.padding

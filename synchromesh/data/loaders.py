@@ -36,7 +36,7 @@ class Loaders:
         # are now, of an elastic run
         self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
-        self.committed: tuple[Cursor, ...] = ()  # every loader's place behind the last update
+        self._committed: dict[Loader, Cursor] = {}  # its place behind the last update
 
     def unknown(self, steps: int) -> bool:
         """Whether it is to be looked at after so many updates whether ranks have equal rows, as
@@ -95,9 +95,9 @@ class Loaders:
         )  # fmt: skip
         if self._resumed:
             self._go_on(loader, self._resumed.pop(0))
-        loader.handed_out, loader.ended = self._note, self.commit
+        loader.handed_out, loader.ended = self._note, self._commit
         self._made[loader] = seed
-        self.commit()
+        self._commit(loader)
         return loader
 
     def _note(self, loader: Loader) -> None:
@@ -111,21 +111,31 @@ class Loaders:
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
         """Inside, one of these loaders begins its epoch anew; then it goes on where it was."""
-        begins, gave, own = self.begins, self.gave, isinstance(loader, Loader)
-        cursor = loader.cursor if own else None
+        before, own = (self.begins, self.gave, self.again), isinstance(loader, Loader)
+        cursor, done = (loader.cursor, self._committed.get(loader)) if own else (None, None)
         if own:
             loader.cursor = replace(loader.cursor, position=0, stream=None)
         try:
             yield
         finally:
-            self.begins, self.gave = begins, gave
+            self.begins, self.gave, self.again = before
             if own:
                 loader.cursor = cursor
-            self.commit()
+            if done is not None:
+                self._committed[loader] = done
 
     def commit(self) -> None:
         """What was handed out is done with."""
-        self.committed = tuple(loader.said for loader in self._made)
+        for loader in self._made:
+            self._commit(loader)
+
+    def _commit(self, loader: Loader) -> None:
+        self._committed[loader] = loader.said
+
+    @property
+    def committed(self) -> tuple[Cursor, ...]:
+        """Every loader's place behind the last update, of one that has ended its next epoch's."""
+        return tuple(self._committed[loader] for loader in self._made)
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""

@@ -3,7 +3,7 @@ in it. `fit` does that itself (training/epoch_parts.py), and can do more: its ra
 are, so that others can come, and go back to copies of some steps before."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -16,6 +16,14 @@ from synchromesh.training.recovery import Recovering, Regrouped, Survival
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ROWS = (
+    "its batches come neither from `trainer.loader`, one by one, nor through `trainer.shard`, so "
+    "that the rows which a lost rank had are not known"
+)
+PARTS = (
+    "its steps are made of `backward` and `update`; those of `trainer.step` alone are made again"
+)
 
 
 class OwnTrainer(Recovering, Protocol):
@@ -34,10 +42,14 @@ class OwnLoop:
         self._result: Any = None  # of the last one
         self._loss: Tensor | None = None  # of the step that goes on, once it is known
         self._steps = False  # one goes on
+        # a batch that the script holds since before a loss of ranks, of rows of other ranks
+        self._taken: Callable[[], Any] | None = None
 
     def step(self, trainer: OwnTrainer, batch: Any, step: Callable[[Any], Tensor]) -> Tensor:
         """The loss of `step(batch)`, of this rank's rows; behind a loss of ranks of those that it
         then has of the same global batch."""
+        if self._taken is not None:
+            batch, self._taken = self._taken(), None
         again = self._loaders.again if self._loaders.gave == 1 else None
         while True:
             before, self._loss, self._steps = trainer.steps, None, True
@@ -50,10 +62,7 @@ class OwnLoop:
             if trainer.steps > before:  # it is complete
                 return self._ended(self._loss_among(known))
             if again is None:
-                raise self._end(
-                    "its batches come neither from `trainer.loader`, one by one, nor through "
-                    "`trainer.shard`, so that the rows which a lost rank had are not known"
-                )
+                raise self._end(ROWS)
             batch = again()
 
     def note(self, loss: Tensor) -> None:
@@ -63,25 +72,26 @@ class OwnLoop:
 
     def same(self, trainer: OwnTrainer, call: Callable[[], T]) -> T:
         """Of a call that changes nothing, and gives JSON."""
+        taken, again = self._loaders.gave, self._loaders.again
         while True:
             try:
                 return self._ended(call())
             except Exception as error:
                 known = self._go_on(trainer, error)
+            if again is None or taken > 1:
+                raise self._end(ROWS)
+            self._taken = again if taken else None
             for calls, result, _ in known:
                 if calls > self._calls:
                     return self._ended(cast(T, result))
 
-    def part(self, call: Callable[[], T]) -> T:
-        """Of a call that is a part of a step, which is not made again by itself."""
+    def once(self, call: Callable[[], T], why: str) -> T:
+        """Of a call that cannot be made again, but in a step, for a reason."""
         try:
             return call()
         except Exception as error:
             if not self._steps and self._survival.ends(error):
-                raise self._end(
-                    "its steps are made of `backward` and `update`; those of `trainer.step` alone "
-                    "are made again"
-                ) from error
+                raise self._end(why) from error
             raise
 
     def _ended(self, result: T) -> T:
@@ -122,7 +132,11 @@ def again(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
     @wraps(method)
     def called(trainer: Any, /, *args: P.args, **named: P.kwargs) -> T:
-        return cast(T, trainer.own_loop.same(trainer, lambda: method(trainer, *args, **named)))
+        loop: OwnLoop = trainer.own_loop
+        if any(isinstance(x, Iterator) for x in (*args, *named.values())):
+            why = "what it evaluates can be read once: give `trainer.loader(...)` itself"
+            return loop.once(lambda: method(trainer, *args, **named), why)
+        return loop.same(trainer, lambda: method(trainer, *args, **named))
 
     return called
 
@@ -132,6 +146,7 @@ def part(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, 
 
     @wraps(method)
     def called(trainer: Any, /, *args: P.args, **named: P.kwargs) -> T:
-        return cast(T, trainer.own_loop.part(lambda: method(trainer, *args, **named)))
+        loop: OwnLoop = trainer.own_loop
+        return loop.once(lambda: method(trainer, *args, **named), PARTS)
 
     return called

@@ -111,6 +111,7 @@ OWN = {  # how a loop of its own gets its rows, plan, faults
     "evaluate and save": ("shard", "data", "2:5:evaluate 3:10:save"),
     "tensor": ("loader", "hybrid:tensor=2", "0:5:agree-all! 3:6:behind"),
     "in a recovery": ("loader", "data", "1:3:step 2:3:regroup"),
+    "evaluates before its steps": ("between", "data", "1:2:sum"),
 }
 
 
@@ -131,11 +132,13 @@ def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("rows", "its batches come neither from `trainer.loader`, one by one, nor through"),
+    [("once", "what it evaluates can be read once: give `trainer.loader(...)` itself"),
+     ("rows", "its batches come neither from `trainer.loader`, one by one, nor through"),
      ("parts", "its steps are made of `backward` and `update`; those of `trainer.step` alone")],
 )  # fmt: skip
 def test_a_loop_of_its_own_that_cannot_go_on_says_so(kind: str, told: str, tmp_path: Path) -> None:
-    ending, said = launched(tmp_path / "f.json", "data", f"own={kind}", "1:3:sum", ranks=3)
+    fault = "1:5:evaluate" if kind == "once" else "1:3:sum"
+    ending, said = launched(tmp_path / "f.json", "data", f"own={kind}", fault, ranks=3)
     assert told in str(ending.failure) and "go on with a checkpoint" in str(ending.failure)
     assert any(told in text for text in said)
 
