@@ -3,15 +3,16 @@ batches=ranks | own=LOOP] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN
 command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE; FILE.begun
 is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come from
 `loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
-in `between`, or what is read `once`. rows=STEPS=ROWS,...: in plain PyTorch, with batches of so
-many rows behind so many steps. room: a rank's memory behind one."""
+in `between`, or what is read `once`, that takes batches `ahead`, `twice`, or `changed`.
+rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
+a rank's memory behind one."""
 
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import SLOT
+from synchromesh.planning import rank_memory
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
 from synchromesh.training.fit import fit
@@ -150,7 +152,9 @@ class Faults:
             case events.Started(trainer):
                 self.trainer = trainer
                 if self.room:
-                    trainer.planning.memory._mine = self.room
+                    memory = trainer.planning.memory
+                    memory._mine, share = self.room, memory._share
+                    rank_memory.memory_share = lambda world: share
                 if self.mine:
                     self.install(trainer)
                 self.begun.touch()
@@ -173,6 +177,16 @@ class Faults:
                 self.result = {**found, "metrics": result.metrics, "rank": trainer.rank}
 
 
+def ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """Each once the next one was taken."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before
+        before = batch
+    yield before
+
+
 def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> None:
     own, losses = workload(), list[float]()
     torch.manual_seed(3)
@@ -186,7 +200,8 @@ def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> N
     rows = trainer.loader(own.train_data, BATCH, shuffle=True, seed=3)
     whole = Loader(own.train_data, BATCH, lambda n: ((0, n),), Cursor(3), Batching(True))
     for _ in range(epochs):
-        for batch in whole if kind in ("shard", "rows") else rows:
+        given = whole if kind in ("shard", "rows") else rows
+        for batch in ahead(given) if kind == "ahead" else given:
             if kind == "parts":
                 losses.append(float(trainer.backward(batch)))
                 trainer.update()
@@ -197,6 +212,9 @@ def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> N
                 if kind == "between":
                     trainer.evaluate(trainer.loader(own.valid_data, BATCH), metric)
                 given = trainer.shard(batch) if kind == "shard" else batch
+                given = [x + 0 for x in batch] if kind == "changed" else given
+                if kind == "twice":
+                    trainer.step(given)
                 losses.append(float(trainer.step(given)))
             faults.at("behind")
         held_out = trainer.loader(own.valid_data, BATCH)

@@ -154,6 +154,11 @@ def by_age(folder: str | Path) -> list[Path]:
         return []
 
 
+def written_since(folder: str | Path, began: float) -> bool:
+    """Whether a finished checkpoint in `folder` is not older; began: seconds since 1970."""
+    return any(_created(path) >= began for path in by_age(folder))
+
+
 def newest(
     folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None
 ) -> Path | None:

@@ -50,6 +50,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, words: Sequence[str]) -> None:
+    if words[:1] == ["run"]:  # what comes behind the script is its own
+        words = words[: next((n for n, word in enumerate(words) if word.endswith(".py")), None)]
     if words[:1] not in (["train"], ["run"]) or "--elastic" not in words[:-1]:
         raise ValueError(
             "submit takes an elastic run's own words: synchromesh submit --slurm FILE -- train "

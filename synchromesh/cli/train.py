@@ -139,7 +139,7 @@ class Asked:
         """ValueError for what cannot be."""
         if args.tensorboard:
             require("tensorboard")
-        resumed = Resumed.of(args.resume) if args.resume else None
+        resumed = Resumed.of(_resumable(args)) if args.resume else None
         before = resumed.folder.asked() if resumed and resumed.folder else {}
         plan = options.plan(args.plan or _plan_before(args, before))
         seed = before.get("seed", 0) if args.seed is None else args.seed
@@ -172,6 +172,13 @@ class Asked:
             replicate=args.replicate, skip_non_finite=args.skip_non_finite,
             check_replicas=args.check_replicas,
         )  # fmt: skip
+
+
+def _resumable(args: argparse.Namespace) -> str:
+    """What --resume names, or the run's own folder where that is gone, as `--keep` removes it
+    before a rank is started anew."""
+    path = str(args.resume)
+    return str(args.output) if SOCKET in os.environ and not Path(path).exists() else path
 
 
 def _plan_before(args: argparse.Namespace, before: dict[str, Any]) -> str:

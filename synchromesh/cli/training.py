@@ -278,7 +278,8 @@ class _Report:
         self._decided_in_step = True
         sizes = self.trainer.adaptation.batches
         if self.epoch is not None and self.epoch.length is not None and sizes is not None:
-            length = self.done + 1 + len(sizes.loader)
+            done = sizes.loader.done if sizes.of_ranks else self.done + 1  # with this step
+            length = done + len(sizes.loader)
             self.epoch = replace(self.epoch, length=length)
             self.display.resize_epoch(length)
         if change.plan_to != change.plan_from:

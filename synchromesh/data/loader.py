@@ -65,8 +65,9 @@ class Loader:
         self.cursor, self.batching = cursor or Cursor(), batching or Batching()
         self.loading, self.agree = loading or Loading(), agree
         self.rows, self.chosen = 0, False  # chosen: the batch size changes while training
-        self.handed_out: Callable[[Loader], object] = lambda _: None  # called with each batch
-        self.ended: Callable[[Loader], object] = lambda _: None  # at an epoch's end
+        # called with each batch, and with where it begins
+        self.handed_out: Callable[[Loader, Any, Cursor], object] = lambda *_: None
+        self.ended: Callable[[], object] = lambda: None  # at an epoch's end
         self.stream = is_stream(dataset)
         shuffle = self.batching.shuffle
         self.samples = _stream_length(dataset, shuffle) if self.stream else sample_count(dataset)
@@ -145,30 +146,34 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         start = self.cursor
-        source, size, moved = self._source(), self.batch_size, False
+        source, size = self._source(), self.batch_size
         while not source.ended:
             for request, reading in self._fetch.readings(
                 source.requests(), self._workers(source), self._drawn_from(source.cursor)
             ):
                 if self._resized(size) or request.rows != self._own_rows(request.size):
                     break  # either has changed since it was read: again from here on
-                taken = source.take(request, reading)
+                begins, taken = source.cursor, source.take(request, reading)
                 if taken is not None:
                     batch, self.rows = taken
                     batch = self._padded(batch)
                     self.cursor = source.cursor
-                    self.handed_out(self)
+                    self.handed_out(self, batch, begins)
                     yield batch
-                    moved = self.cursor is not source.cursor  # it goes on elsewhere, as others do
-                if moved or source.ended:
+                if source.ended:
                     break
-            if moved and self.cursor.epoch != start.epoch:
-                return
-            if moved or (self._resized(size) and not (self.stream and source.ended)):
-                source, size, moved = self._source(), self.batch_size, False
+            if self._resized(size) and not (self.stream and source.ended):
+                source, size = self._source(), self.batch_size
         self._refuse_empty_epoch(start)
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
-        self.ended(self)
+        self.ended()
+
+    def again(self, begins: Cursor) -> Any:
+        """The batch that begins there, with this rank's rows as they are now."""
+        here, self.cursor = self.cursor, begins
+        batch = next(iter(self))
+        self.cursor = here
+        return batch
 
     def _padded(self, batch: Any) -> Any:
         padding = self.batching.padding

@@ -32,11 +32,12 @@ class Loaders:
         self.place = ""  # of the batch that was handed out last
         self.begins = False  # whether that was the first one of an epoch, until it is trained on
         self.gave = 0  # batches to come that were chosen here, or by `Trainer.shard`
-        self.again: Callable[[], Any] | None = None  # this rank's rows of the last one as they
-        # are now, of an elastic run
+        # called with each batch that is handed out, and what reads it again: None for a stream
+        self.handed: Callable[[Any, Callable[[], Any] | None], object] = lambda *_: None
+        self.guard: Callable[[Callable[[], Any]], Any] = lambda call: call()  # of agreements
         self._made: dict[Loader, int] = {}  # with the seeds that were asked for
         self._resumed: list[Cursor] = []  # of a checkpoint, for loaders to come
-        self._committed: dict[Loader, Cursor] = {}  # its place behind the last update
+        self.committed: tuple[Cursor, ...] = ()  # every loader's place behind the last update
 
     def unknown(self, steps: int) -> bool:
         """Whether it is to be looked at after so many updates whether ranks have equal rows, as
@@ -91,51 +92,44 @@ class Loaders:
                 return loader
         loader = Loader(
             dataset, batch_size, self._own_rows, Cursor(seed), batching, loading,
-            lambda value: self._world.everyone.all_gather_json(value), self._world.device,
+            lambda x: self.guard(lambda: self._world.everyone.all_gather_json(x)),
+            self._world.device,
         )  # fmt: skip
         if self._resumed:
             self._go_on(loader, self._resumed.pop(0))
-        loader.handed_out, loader.ended = self._note, self._commit
+        loader.handed_out, loader.ended = self._note, self.commit
         self._made[loader] = seed
-        self._commit(loader)
+        self.commit()
         return loader
 
-    def _note(self, loader: Loader) -> None:
-        self.place, self.begins = loader.place, loader.cursor.position == loader.rows
-        self.chosen(lambda: next(iter(loader)))
+    @property
+    def streams(self) -> bool:
+        """Whether one reads a stream."""
+        return any(loader.stream for loader in self._made)
 
-    def chosen(self, again: Callable[[], Any]) -> None:
-        """A batch to come was chosen."""
-        self.gave, self.again = self.gave + 1, again if self._world.elastic else None
+    def _note(self, loader: Loader, batch: Any, begins: Cursor) -> None:
+        self.place, self.begins = loader.place, loader.cursor.position == loader.rows
+        self.gave += 1
+        self.handed(batch, None if loader.stream else lambda: loader.again(begins))
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
         """Inside, one of these loaders begins its epoch anew; then it goes on where it was."""
-        before, own = (self.begins, self.gave, self.again), isinstance(loader, Loader)
-        cursor, done = (loader.cursor, self._committed.get(loader)) if own else (None, None)
+        begins, gave, own = self.begins, self.gave, isinstance(loader, Loader)
+        cursor = loader.cursor if own else None
         if own:
             loader.cursor = replace(loader.cursor, position=0, stream=None)
         try:
             yield
         finally:
-            self.begins, self.gave, self.again = before
+            self.begins, self.gave = begins, gave
             if own:
                 loader.cursor = cursor
-            if done is not None:
-                self._committed[loader] = done
+            self.commit()
 
     def commit(self) -> None:
         """What was handed out is done with."""
-        for loader in self._made:
-            self._commit(loader)
-
-    def _commit(self, loader: Loader) -> None:
-        self._committed[loader] = loader.said
-
-    @property
-    def committed(self) -> tuple[Cursor, ...]:
-        """Every loader's place behind the last update, of one that has ended its next epoch's."""
-        return tuple(self._committed[loader] for loader in self._made)
+        self.committed = tuple(loader.said for loader in self._made)
 
     def places(self) -> tuple[Cursor, ...]:
         """Every loader's place, as a checkpoint keeps it; all ranks call alike."""

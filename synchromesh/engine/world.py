@@ -79,7 +79,12 @@ class World:
             world = cls(dist.get_rank(), dist.get_world_size(), chosen, timeout, owner=False)
             return world.connect()
         if (own := member()) is not None:
-            first = own.begin()
+            if own.opened:
+                raise ValueError(
+                    "a script of an elastic run calls `prepare` or `fit` once: ranks meet anew "
+                    "where some are lost, and cannot in a second one"
+                )
+            own.opened, first = True, own.begin()
             world = cls(0, 1, device_of(device, own.slot), timeout, owner=False)
             world.member, own.cut, world.alone = own, world._connections.cut, first is None
             return world if first is None else world.enter(first)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 from synchromesh.launcher import coordinator
 from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders, Seat
 from synchromesh.launcher.forks import Fork
-from synchromesh.launcher.generation import ADDRESS, SLOT, SOCKET, Wire
+from synchromesh.launcher.generation import ADDRESS, BEGAN, SLOT, SOCKET, Wire
 from synchromesh.launcher.launcher import (
     RANK,
     TUNING,
@@ -33,7 +33,7 @@ from synchromesh.launcher.launcher import (
     failure_of,
     stop_of_a_rank,
 )  # fmt: skip
-from synchromesh.launcher.machine import memory_kills
+from synchromesh.launcher.machine import MemoryKills
 from synchromesh.launcher.scratch import scratch
 from synchromesh.launcher.slot import Process, Slot, kill
 from synchromesh.values.fault import Fault
@@ -118,8 +118,7 @@ class LocalRanks:
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
     tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    kills: int = field(default_factory=memory_kills)  # for want of memory, so far ...
-    starved: float = float("-inf")  # ... and when there was one more
+    kills: MemoryKills = field(default_factory=MemoryKills)
     notice: Path | None = None  # appears where this host is to end soon
 
     @property
@@ -146,6 +145,11 @@ class LocalRanks:
             if time.monotonic() > self.deadline:
                 self.kill()
         return self._ended() if self.codes is None else self.codes
+
+    @property
+    def _trains_here(self) -> bool:
+        """Whether ranks of this host take part."""
+        return self.orders.trains and self.name in {seat.host for seat in self.orders.seats}
 
     def state(self) -> HostRanks:
         states = tuple(slot.state() for slot in self.slots)
@@ -192,28 +196,35 @@ class LocalRanks:
         if self.looked - before > LIMITS.away:
             for slot in self.live:
                 slot.heard = self.looked
-        before, self.kills = self.kills, memory_kills()
-        self.starved = self.looked if self.kills > before else self.starved
-        for slot in self.live:
+        watched = self.live
+        for slot in watched:
             if slot.line is not None and slot.unheard > LIMITS.silent and not self.killed:
                 slot.kill(f"has been silent for {LIMITS.silent:.0f} s")
             slot.code = slot.process.poll()
-            if slot.code is None or self.killed:
-                continue
-            kill(slot.process)  # what it has started
-            if slot.code < 0 or slot.why:
-                lately = self.looked - self.starved < LIMITS.full
-                full = slot.code == -SIGKILL and not slot.why and lately
-                slot.why = slot.why or f"was killed by {Signals(-slot.code).name}{FULL * full}"
-                if not full:
-                    self._start_again(slot)
-            elif slot.code > 0:
-                self.failed = f"rank {slot.rank} of host {self.name} failed"
-                self.end(TUNING.end)
+        for slot in watched:
+            if slot.code is not None and not self.killed:
+                kill(slot.process)  # what it has started
+                self._note_end(slot, slot.code)
+
+    def _note_end(self, slot: Slot, code: int) -> None:
+        """It is lost, or its work is done, or it ends the run."""
+        if slot.why:
+            self._start_again(slot)
+        elif code < 0:
+            full = code == -SIGKILL and self.kills.lately(LIMITS.full)
+            slot.why = f"was killed by {Signals(-code).name}{FULL * full}"
+            if not full:
+                self._start_again(slot)
+        elif code > 0 and slot.generation == 0 and self._trains_here:
+            slot.why = "failed before it came"
+            self.say("a rank that was started anew failed: the others go on without it")
+        elif code > 0:
+            self.failed = f"rank {slot.rank} of host {self.name} failed"
+            self.end(TUNING.end)
 
     def _start_again(self, slot: Slot) -> None:
         """Behind a pause, unless it was done too often without a step, or nobody can come."""
-        if slot.settled and not slot.marks:
+        if slot.settled and not slot.marks and self.live:
             return
         count = 1 if slot.steps > slot.first else self.tries.get(slot.place, 0) + 1
         self.tries[slot.place] = count
@@ -259,11 +270,10 @@ class LocalRanks:
         before, self.asked = self.asked, time.monotonic()
         if self.stop is not None or self.leaves:  # one for all processes of a job comes twice
             return self.kill() if self.asked - before > LIMITS.twice else None
-        seats = {seat.host for seat in self.orders.seats}
-        if not self.coordination.leads and self.orders.trains and self.name not in seats:
-            self.left = True
-            return self.kill("has left")
         if not self.coordination.leads and self.orders.trains:
+            if not self._trains_here:
+                self.left = True
+                return self.kill("has left")
             self.leaves, self.deadline = True, time.monotonic() + self.grace
             self.waiting.clear()
             return self.say("this host leaves when others hold what its ranks have")
@@ -321,7 +331,8 @@ class HostJob:
     def run(self, name: str, address: str, coordination: Coordination) -> Ending:
         """Until its end. name: of this host, which others reach at `address`."""
         with scratch() as folder, _listener(folder) as listener, environment(self.ranks, folder):
-            shared = {**os.environ, SOCKET: str(folder / "elastic"), ADDRESS: address}
+            own = {SOCKET: str(folder / "elastic"), ADDRESS: address, BEGAN: str(time.time())}
+            shared = {**os.environ, **own}
             here: LocalRanks
 
             def started(slot: int, place: int) -> Process:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 SOCKET = "SYNCHROMESH_ELASTIC"  # the socket's path; set in ranks of an elastic run only
 SLOT = "SYNCHROMESH_SLOT"  # of a rank's process
 ADDRESS = "SYNCHROMESH_ADDRESS"  # of this host, at which ranks of others reach it
+BEGAN = "SYNCHROMESH_BEGAN"  # when its launcher did, by its clock
 
 
 def address_of(host: str) -> str:

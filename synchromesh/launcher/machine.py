@@ -7,9 +7,11 @@ import re
 import shutil
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,20 @@ def memory_kills() -> int:
             if found := re.search(r"^oom_kill (\d+)$", system_file(str(folder / name)), re.M):
                 return int(found[1])
     return 0
+
+
+class MemoryKills:
+    """Of this process's control groups, noted when asked for."""
+
+    def __init__(self) -> None:
+        self._count, self._noted = memory_kills(), -inf
+
+    def lately(self, seconds: float) -> bool:
+        """Whether there was one since this was asked last, or that was noted so recently."""
+        before, self._count = self._count, memory_kills()
+        now = time.monotonic()
+        self._noted = now if self._count > before else self._noted
+        return now - self._noted < seconds
 
 
 def _quota() -> float:

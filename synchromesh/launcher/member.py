@@ -55,6 +55,7 @@ class Member:
         self.copying: tuple[str, ...] = ()  # `hosts`, where plans are to have room for copies
         self.came = self.stay = 0  # how many of its ranks have come, and stay
         self.anew = False  # as `Generation`
+        self.opened = False  # it has begun
         self._line = Wire(link)
         self.number = 0  # of the generation
         self._told = threading.Event()

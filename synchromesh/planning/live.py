@@ -160,7 +160,7 @@ class LivePlanning:
 
     def regroup(self) -> None:
         """The world has other ranks, and what was measured is of those before; all call alike."""
-        self.memory.share_limits()
+        self.memory.share_anew()
         self.choice = self.profile = self._facts = None
 
     def session(self, step: Step) -> LiveSession:

@@ -68,8 +68,14 @@ class RankMemory:
         self._mine = self.free_bytes() + storage_bytes(x for x in present if not x.is_meta)
         self.share_limits()
 
+    def share_anew(self) -> None:
+        """Ranks are others than before, and so are their parts of a device; all call alike."""
+        before, self._share = self._share, memory_share(self.world)
+        self._mine += self._share - before
+        self.share_limits()
+
     def share_limits(self) -> None:
-        """Ranks, which may be others than before, tell what each may hold; all call alike."""
+        """Ranks tell what each may hold; all call alike."""
         self.limits = tuple(map(float, self.world.everyone.all_gather_json(self._mine)))
         reserve = Headroom.RESERVE if self.world.device.type == "cpu" else 0
         self.headrooms = [Headroom.of(n, self._asked, reserve=reserve) for n in self.limits]

@@ -99,6 +99,11 @@ def fit(
     with requests.on_signals():
         try:
             trainer.survival.integrity.require(skip_non_finite or 0, check_replicas or 0)
+            if isinstance(batches, RankBatches) and trainer.options.noise_scale:
+                raise ValueError(
+                    "batches that follow the ranks go with no noise scale, which is of ranks that "
+                    "are lost, and so with no rates by adascale: linear or sqrt"
+                )
             return loop.run(None if resume is None else Path(resume), adapts)
         finally:
             trainer.close()

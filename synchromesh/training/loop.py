@@ -1,5 +1,6 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.batches import fingerprint, row_count
+from synchromesh.launcher.generation import BEGAN
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
@@ -119,7 +121,9 @@ class Loop:
         own, folder = self.trainer.world.member, self.folder
         if own is None or not own.anew or folder is None:
             return None
-        there = on_first(self.trainer.world.everyone, lambda: bool(manifest.by_age(folder)), "")
+        began = float(os.environ[BEGAN])
+        everyone = self.trainer.world.everyone
+        there = on_first(everyone, lambda: manifest.written_since(folder, began), "")
         return folder if there else None
 
     def _checkpoint_at(self, path: Path) -> Path:
@@ -156,7 +160,9 @@ class Loop:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
             self.since, self.best = int(saved.get("since", 0)), saved.get("best")
-        self.first, self.rows = trainer.steps, w.batch_size / trainer.world.size
+            self.rows = float(saved.get("rows", 0.0))
+        self.rows = self.rows or w.batch_size / trainer.world.size
+        self.first = trainer.steps
         trainer.on_event, reads = self._decided, events.reads_only(self.emit)
         trainer.workers.early.allowed = reads
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
@@ -357,7 +363,8 @@ class Loop:
             return
         path, steps = self.folder / name, self.trainer.steps
         try:
-            self.trainer.save(path, extra={"best": self.best, "since": self.since})
+            extra = {"best": self.best, "since": self.since, "rows": self.rows}
+            self.trainer.save(path, extra=extra)
         except CheckpointError as error:  # the same on all ranks
             self.unsaved = error
             return self.emit(events.NotSaved(path, steps, str(error)))

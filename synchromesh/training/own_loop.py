@@ -1,15 +1,23 @@
 """A loop of the user's own in an elastic run: what a call of the trainer does where ranks are lost
 in it. `fit` does that itself (training/epoch_parts.py), and can do more: its ranks know where they
-are, so that others can come, and go back to copies of some steps before."""
+are, so that others can come, and go back to copies of some steps before.
+
+Each rank's script goes on by itself, so loaders stay where they are. What it holds of a batch that
+was handed out before the loss are rows of the ranks that there were then: these are read again."""
 
 import math
-from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from synchromesh.data.loader import Loader
 from synchromesh.data.loaders import Loaders
 from synchromesh.training.execution import Execution
 from synchromesh.training.recovery import Recovering, Regrouped, Survival
@@ -18,9 +26,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ROWS = (
-    "its batches come neither from `trainer.loader`, one by one, nor through `trainer.shard`, so "
-    "that the rows which a lost rank had are not known"
+    "a batch is neither as `trainer.loader` or `trainer.shard` has handed it out nor the last one "
+    "or two of these, so that the rows which a lost rank had are not known"
 )
+STREAM = "its data are a stream, of which a lost rank has read a part"
+TURN = "ranks were agreeing on the next batch"
+OTHER = "what it evaluates is no `trainer.loader`, and may have the rows of ranks before"
 PARTS = (
     "its steps are made of `backward` and `update`; those of `trainer.step` alone are made again"
 )
@@ -32,67 +43,120 @@ class OwnTrainer(Recovering, Protocol):
     def recover(self, error: Exception) -> Regrouped: ...
 
 
+@dataclass(frozen=True)
+class _Handed:
+    """A batch that a script has got. leaves: its tensors, and which version; generation: of ranks
+    whose rows they are."""
+
+    leaves: tuple[tuple[Callable[[], Tensor | None], int], ...]
+    generation: int
+    again: Callable[[], Any] | None
+
+    @property
+    def held(self) -> bool:
+        return any(leaf() is not None for leaf, _ in self.leaves)
+
+    def are(self, tensors: list[Tensor]) -> bool:
+        """Whether it is these, unchanged."""
+        own = [(leaf(), version) for leaf, version in self.leaves]
+        return len(own) == len(tensors) and all(
+            a is b and version == b._version for (a, version), b in zip(own, tensors, strict=True)
+        )
+
+
 class OwnLoop:
     """All ranks make the same calls. Where they go on without some, one may be a call ahead: it
     makes that call again, and the others end theirs, of which it knows the result."""
+
+    KNOWN: ClassVar = 4  # batches, as a script that prefetches has several; chosen
 
     def __init__(self, survival: Survival, execution: Execution, loaders: Loaders) -> None:
         self._survival, self._execution, self._loaders = survival, execution, loaders
         self._calls = 0  # that have ended
         self._result: Any = None  # of the last one
         self._loss: Tensor | None = None  # of the step that goes on, once it is known
-        self._steps = False  # one goes on
-        # a batch that the script holds since before a loss of ranks, of rows of other ranks
-        self._taken: Callable[[], Any] | None = None
+        self._inside = False  # a call goes on that can be made again
+        self._handed: list[_Handed] = []  # batches
+        self._foreign = self._lost = False  # a batch was none of them; a rank was lost
+        loaders.handed, loaders.guard = self.handed, partial(self.once, why=TURN)
+
+    # Batches
+
+    def handed(self, batch: T, again: Callable[[], Any] | None) -> T:
+        """Notes a batch that the script gets; again: what reads it with the rows of now."""
+        own = self._execution.world.member
+        if own is not None and self._survival.own_loop:
+            leaves = tuple((ref(x), x._version) for x in _tensors(batch))
+            known = [batch for batch in self._handed if batch.held][1 - self.KNOWN :]
+            self._handed = [*known, _Handed(leaves, own.number, again)]
+        return batch
+
+    def current(self, batch: Any) -> Any:
+        """It, or its rows of now where it was handed out before ranks were lost."""
+        own = self._execution.world.member
+        if own is None or not self._survival.own_loop:
+            return batch
+        self._survival.require_there()
+        tensors = _tensors(batch)
+        known = next((x for x in reversed(self._handed) if x.are(tensors)), None)
+        if known is None:
+            self._foreign = True
+            if self._lost:
+                raise self._end(ROWS)
+            return batch
+        if known.generation == own.number:
+            return batch
+        if known.again is None:
+            raise self._end(STREAM)
+        return known.again()
+
+    # Calls
 
     def step(self, trainer: OwnTrainer, batch: Any, step: Callable[[Any], Tensor]) -> Tensor:
         """The loss of `step(batch)`, of this rank's rows; behind a loss of ranks of those that it
         then has of the same global batch."""
-        if self._taken is not None:
-            batch, self._taken = self._taken(), None
-        again = self._loaders.again if self._loaders.gave == 1 else None
         while True:
-            before, self._loss, self._steps = trainer.steps, None, True
-            try:
-                return self._ended(step(batch))
-            except Exception as error:
-                known = self._go_on(trainer, error)
-            finally:
-                self._steps = False
+            batch = self.current(batch)
+            before, self._loss = trainer.steps, None
+            known = self._tried(trainer, lambda rows=batch: step(rows))  # type: ignore[misc]
+            if not isinstance(known, list):
+                return known
             if trainer.steps > before:  # it is complete
                 return self._ended(self._loss_among(known))
-            if again is None:
-                raise self._end(ROWS)
-            batch = again()
+
+    def same(self, trainer: OwnTrainer, call: Callable[[], T]) -> T:
+        """Of a call that changes nothing, and gives JSON that is no list."""
+        while True:
+            known = self._tried(trainer, call)
+            if not isinstance(known, list):
+                return known
+            for calls, result, _ in known:
+                if calls > self._calls:
+                    return self._ended(cast(T, result))
+
+    def once(self, call: Callable[[], T], why: str) -> T:
+        """Of a call that cannot be made again, but in another one, for a reason."""
+        try:
+            return call()
+        except Exception as error:
+            if not self._inside and self._survival.ends(error):
+                raise self._end(why) from error
+            raise
 
     def note(self, loss: Tensor) -> None:
         """The loss of a step that is to be completed."""
         if self._survival.own_loop:
             self._loss = loss.detach()
 
-    def same(self, trainer: OwnTrainer, call: Callable[[], T]) -> T:
-        """Of a call that changes nothing, and gives JSON."""
-        taken, again = self._loaders.gave, self._loaders.again
-        while True:
-            try:
-                return self._ended(call())
-            except Exception as error:
-                known = self._go_on(trainer, error)
-            if again is None or taken > 1:
-                raise self._end(ROWS)
-            self._taken = again if taken else None
-            for calls, result, _ in known:
-                if calls > self._calls:
-                    return self._ended(cast(T, result))
-
-    def once(self, call: Callable[[], T], why: str) -> T:
-        """Of a call that cannot be made again, but in a step, for a reason."""
+    def _tried(self, trainer: OwnTrainer, call: Callable[[], T]) -> T | list[Any]:
+        """Its result, or what `_go_on` knows."""
+        self._inside = True
         try:
-            return call()
+            return self._ended(call())
         except Exception as error:
-            if not self._steps and self._survival.ends(error):
-                raise self._end(why) from error
-            raise
+            return self._go_on(trainer, error)
+        finally:
+            self._inside = False
 
     def _ended(self, result: T) -> T:
         self._calls, self._result = self._calls + 1, result
@@ -109,12 +173,19 @@ class OwnLoop:
         and the loss of its step. Raises `error` where it is of something else."""
         if not self._survival.own_loop:
             raise error
-        before = trainer.steps
-        self._execution.options.say(str(trainer.recover(error)))
-        if trainer.steps < before:
-            raise self._end(f"it has made {before} steps, and would go on behind {trainer.steps}")
-        own = [self._calls, _plain(self._result), _plain(self._loss)]
-        return self._execution.world.everyone.all_gather_json(own)
+        before, own = trainer.steps, [self._calls, _plain(self._result), _plain(self._loss)]
+        while True:
+            self._execution.options.say(str(trainer.recover(error)))
+            self._lost = True
+            if trainer.steps < before:
+                why = f"it has made {before} steps, and would go on behind {trainer.steps}"
+                raise self._end(why)
+            if self._foreign or self._loaders.streams:
+                raise self._end(ROWS if self._foreign else STREAM)
+            try:
+                return self._execution.world.everyone.all_gather_json(own)
+            except Exception as another:  # of another loss
+                error = another
 
     def _end(self, why: str) -> RuntimeError:
         why = f"this loop is the script's own, and {why}: go on with a checkpoint, `resume`"
@@ -123,20 +194,23 @@ class OwnLoop:
         return RuntimeError(f"ranks are lost; {why}")
 
 
+def _tensors(batch: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+
+
 def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
 
 
 def again(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Of a trainer, one that changes nothing, and gives JSON."""
+    """Of a trainer, one that changes nothing, and gives JSON: made again of a loader or a path."""
 
     @wraps(method)
     def called(trainer: Any, /, *args: P.args, **named: P.kwargs) -> T:
         loop: OwnLoop = trainer.own_loop
-        if any(isinstance(x, Iterator) for x in (*args, *named.values())):
-            why = "what it evaluates can be read once: give `trainer.loader(...)` itself"
-            return loop.once(lambda: method(trainer, *args, **named), why)
-        return loop.same(trainer, lambda: method(trainer, *args, **named))
+        if isinstance(next(iter((*args, *named.values())), None), Loader | Path | str):
+            return loop.same(trainer, lambda: method(trainer, *args, **named))
+        return loop.once(lambda: method(trainer, *args, **named), OTHER)
 
     return called
 

@@ -143,7 +143,7 @@ class Survival:
         """What a step changes before it is complete is kept, where the run is elastic."""
         if (own := self._execution.world.member) is not None:
             if self.own_loop:
-                self._require_there()
+                self.require_there()
                 own.settled = own.number
             self._offer(own)
             if own.told:  # one that waits for nobody is not interrupted otherwise
@@ -152,7 +152,8 @@ class Survival:
             buffers = self._execution.model.buffers.items()
             self._before = {n: x.detach().clone() for n, x in buffers if not x.is_meta}
 
-    def _require_there(self) -> None:
+    def require_there(self) -> None:
+        """ValueError for a rank that would come to a loop of a script's own."""
         if self._comes:
             raise ValueError(
                 "ranks come to runs of `fit` alone: where those of this script are in its loop "
@@ -365,7 +366,8 @@ class Survival:
     def _adopt(self, shared: Any, scheduler: Scheduler | None) -> None:
         if scheduler is not None:
             learning_rate.resume(scheduler, from_json(shared["scheduler"], "scheduler"))
-        self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
+        if not self.own_loop:
+            self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
 
 
 class Recovering(Protocol):

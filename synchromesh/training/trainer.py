@@ -76,8 +76,6 @@ class Trainer:
         self.survival = survival = Survival(execution, self._loaders)
         self.own_loop = OwnLoop(survival, execution, self._loaders)
 
-    # The plan
-
     @property
     def rank(self) -> int:
         """This process among all."""
@@ -144,8 +142,9 @@ class Trainer:
 
     def shard(self, batch: Any) -> Any:
         """This rank's rows of a global batch, under the current plan (none on an idle rank)."""
-        self._loaders.chosen(lambda: self.shard(batch))
-        return take_parts(batch, self.own_rows(batches.row_count(batch)))
+        self._loaders.gave += 1
+        rows = take_parts(batch, self.own_rows(batches.row_count(batch)))
+        return self.own_loop.handed(rows, lambda: self.shard(batch))
 
     def own_rows(self, rows: int) -> tuple[tuple[int, int], ...]:
         """[start, stop) of this rank's rows of `rows` global ones, by the plan's micro-batch."""
@@ -181,6 +180,7 @@ class Trainer:
 
         last: whether the accumulation ends here (gradients are summed over ranks then). share: of
         this batch's mean in the loss, which is a sum then; gradients are summed at every call."""
+        batch = self.own_loop.current(batch)
         return self._backward(batch, BackwardCall(last, loss=loss, share=share))[0]
 
     @part

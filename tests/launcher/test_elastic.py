@@ -77,7 +77,7 @@ def test_a_rank_without_memory_is_not_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = machine.memory_kills()
-    monkeypatch.setattr(elastic, "memory_kills", lambda: kills + dead.exists())
+    monkeypatch.setattr(machine, "memory_kills", lambda: kills + dead.exists())
     dead = tmp_path / "dead"
     body = 'lives(20) if slot != "2" else (folder / "dead").touch() or os.kill(os.getpid(), 9)'
     ending, said = ended(tmp_path, body, restarts=2)

@@ -112,6 +112,13 @@ OWN = {  # how a loop of its own gets its rows, plan, faults
     "tensor": ("loader", "hybrid:tensor=2", "0:5:agree-all! 3:6:behind"),
     "in a recovery": ("loader", "data", "1:3:step 2:3:regroup"),
     "evaluates before its steps": ("between", "data", "1:2:sum"),
+    "a batch ahead": ("ahead", "data", "1:2:sum 2:4:sum 3:10:sum"),
+    "a batch twice": ("twice", "data", "1:2:sum 2:5:sum"),
+    "tensor, behind, at an epoch's end": (
+        "loader",
+        "hybrid:tensor=2",
+        "0:4:agree-all! 3:5:behind",
+    ),
 }
 
 
@@ -123,6 +130,10 @@ def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_p
     ending, said = launched(file, plan, f"own={kind}", *words.split(), restarts=1)
     assert ending.code == 0, ending.failure
     found = json.loads(file.read_text())
+    if kind == "twice":
+        alone = tmp_path / "alone.json"
+        assert launched(alone, "single", "own=twice", ranks=1)[0].code == 0
+        undisturbed = json.loads(alone.read_text())
     assert apart(found, undisturbed) < NEAR
     assert found["metrics"]["accuracy"] == undisturbed["metrics"]["accuracy"]
     assert len([text for line in said for text in line.split("; ")]) == len(
@@ -132,8 +143,9 @@ def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("once", "what it evaluates can be read once: give `trainer.loader(...)` itself"),
-     ("rows", "its batches come neither from `trainer.loader`, one by one, nor through"),
+    [("once", "what it evaluates is no `trainer.loader`, and may have the rows of ranks before"),
+     ("rows", "a batch is neither as `trainer.loader` or `trainer.shard` has handed it out nor"),
+     ("changed", "a batch is neither as `trainer.loader` or `trainer.shard` has handed it out"),
      ("parts", "its steps are made of `backward` and `update`; those of `trainer.step` alone")],
 )  # fmt: skip
 def test_a_loop_of_its_own_that_cannot_go_on_says_so(kind: str, told: str, tmp_path: Path) -> None:
