@@ -32,10 +32,10 @@ from synchromesh.launcher.launcher import (
     environment,
     failure_of,
     stop_of_a_rank,
-)  # fmt: skip
+)
 from synchromesh.launcher.machine import MemoryKills
 from synchromesh.launcher.scratch import scratch
-from synchromesh.launcher.slot import Process, Slot, kill
+from synchromesh.launcher.slot import Process, Slot, kill, taken_record
 from synchromesh.values.fault import Fault
 
 STOPS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
@@ -92,7 +92,7 @@ class OneHost:
 @dataclass
 class LocalRanks:
     """The ranks of this host. start: the process of a slot in a place. restarts: of one rank, as
-    long as no step is done."""
+    long as no step is done. folder: of what ranks leave."""
 
     name: str
     ranks: int
@@ -101,6 +101,7 @@ class LocalRanks:
     coordination: Coordination
     grace: float
     say: Callable[[str], None]
+    folder: Path
     restarts: int = 0
     slots: list[Slot] = field(default_factory=list)
     orders: Orders = field(default_factory=Orders)
@@ -217,7 +218,8 @@ class LocalRanks:
                 self._start_again(slot)
         elif code > 0 and slot.generation == 0 and self._trains_here:
             slot.why = "failed before it came"
-            self.say("a rank that was started anew failed: the others go on without it")
+            why = taken_record(self.folder / str(slot.number) / "error.json")
+            self.say(f"a rank that was started anew failed: the others go on without it; {why}")
         elif code > 0:
             self.failed = f"rank {slot.rank} of host {self.name} failed"
             self.end(TUNING.end)
@@ -347,7 +349,7 @@ class HostJob:
                 return self._start(slot, variables)
 
             here = LocalRanks(
-                name, self.ranks, started, listener, coordination, self.grace, self.say,
+                name, self.ranks, started, listener, coordination, self.grace, self.say, folder,
                 self.restarts, notice=self.notice,
             )  # fmt: skip
             before = {number: handle(number, here.take) for number in STOPS}
@@ -389,10 +391,9 @@ def launch(
 @contextmanager
 def _listener(folder: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listener:
-        path = folder / "elastic"
         before = os.umask(0o177)
         try:
-            listener.bind(str(path))
+            listener.bind(str(folder / "elastic"))
         finally:
             os.umask(before)
         listener.listen()

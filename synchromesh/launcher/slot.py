@@ -1,11 +1,13 @@
 """A process of an elastic run's host, which may be a rank of every generation."""
 
+import json
 import os
 import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -21,6 +23,16 @@ def kill(process: Process) -> None:
     """And what it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, SIGKILL)
+
+
+def taken_record(file: Path) -> str:
+    """What a rank has left there of its error, which counts no longer."""
+    try:
+        left: str = json.loads(file.read_text())["synchromesh"]["sentence"]
+    except OSError:
+        return "it left no error"
+    file.unlink()
+    return left or "it left an exit code alone"
 
 
 @dataclass

@@ -86,6 +86,21 @@ def test_a_rank_without_memory_is_not_started_anew(
     assert left(tmp_path, 0)["ranks"] == [[1, 0, -1, -1, -1], [2, 0, 0, 1]]
 
 
+def test_a_rank_that_fails_before_it_comes_again_ends_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    fails = 'import os, sys\nos.environ["SYNCHROMESH_SLOT"] < "3" or sys.exit(3)\n'
+    body = 'lives(20) if slot != "2" else os.kill(os.getpid(), 9)\ntime.sleep(2)'
+    path.write_text(fails + SCRIPT.format(body=body))
+    said: list[str] = []
+    ending = elastic.launch([str(path), str(tmp_path)], 3, said.append, 2, (), 1, restarts=1)
+    failed = (
+        "a rank that was started anew failed: the others go on without it; it left an exit code "
+        "alone"
+    )
+    assert (ending, said) == (Ending(), ["rank 2 was killed by SIGKILL", failed])
+    assert left(tmp_path, 0)["ranks"] == [[1, 0, -1, -1, -1], [2, 0, 0, 1]]
+
+
 def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None:
     """It is stopped: for 3 s by itself, whom another one wakes, then for good."""
     body = (
