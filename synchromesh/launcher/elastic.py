@@ -161,7 +161,10 @@ class LocalRanks:
         for place in [p for p, when in self.waiting.items() if when <= time.monotonic()]:
             del self.waiting[place]
             made = Slot(self.started, place, self.start(self.started, place))
-            made.rank, made.joins = self.started, self.orders.trains
+            made.rank, made.joins = (
+                self.started + (not self.coordination.leads),
+                self.orders.trains,
+            )
             self.slots.append(made)
             self.started += 1
 
