@@ -160,11 +160,8 @@ class LocalRanks:
         """The processes whose time has come."""
         for place in [p for p, when in self.waiting.items() if when <= time.monotonic()]:
             del self.waiting[place]
-            made = Slot(self.started, place, self.start(self.started, place))
-            made.rank, made.joins = (
-                self.started + (not self.coordination.leads),
-                self.orders.trains,
-            )
+            n, rank = self.started, self.started + (not self.coordination.leads)  # its RANK
+            made = Slot(n, place, self.start(n, place), rank=rank, joins=self.orders.trains)
             self.slots.append(made)
             self.started += 1
 
