@@ -141,6 +141,7 @@ def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_p
     ) - words.count("!")
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize(
     ("kind", "told"),
     [("once", "what it evaluates is no `trainer.loader`, and may have the rows of ranks before"),
@@ -155,6 +156,7 @@ def test_a_loop_of_its_own_that_cannot_go_on_says_so(kind: str, told: str, tmp_p
     assert any(told in text for text in said)
 
 
+@pytest.mark.wide(2)
 @pytest.mark.parametrize(("room", "plan"), [(9_000, "data"), (4_500, "sharded-data"), (500, "")])
 def test_the_plan_behind_a_loss_has_room_for_the_state(
     room: int, plan: str, undisturbed: dict[str, Any], tmp_path: Path
