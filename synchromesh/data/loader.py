@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -65,8 +66,9 @@ class Loader:
         self.cursor, self.batching = cursor or Cursor(), batching or Batching()
         self.loading, self.agree = loading or Loading(), agree
         self.rows, self.chosen = 0, False  # chosen: the batch size changes while training
-        # called with each batch, and with where it begins
-        self.handed_out: Callable[[Loader, Any, Cursor], object] = lambda *_: None
+        # called with each batch, and with what reads it again with the rows of then (`again`)
+        self.handed_out: Callable[[Loader, Any, Callable[[], Any]], object] = lambda *_: None
+        self._agreed = False  # a batch is read again, on whose order ranks have agreed
         self.ended: Callable[[], object] = lambda: None  # at an epoch's end
         self.stream = is_stream(dataset)
         shuffle = self.batching.shuffle
@@ -158,7 +160,7 @@ class Loader:
                     batch, self.rows = taken
                     batch = self._padded(batch)
                     self.cursor = source.cursor
-                    self.handed_out(self, batch, begins)
+                    self.handed_out(self, batch, partial(self.again, begins, size))
                     yield batch
                 if source.ended:
                     break
@@ -168,12 +170,14 @@ class Loader:
         self.cursor = Cursor(self.cursor.seed, self.cursor.epoch + 1)
         self.ended()
 
-    def again(self, begins: Cursor) -> Any:
-        """The batch that begins there, with this rank's rows as they are now."""
-        here, self.cursor = self.cursor, begins
-        batch = next(iter(self))
-        self.cursor = here
-        return batch
+    def again(self, begins: Cursor, size: int) -> Any:
+        """The batch of so many rows that begins there, with this rank's rows as they are now."""
+        before = self.cursor, self.batch_size
+        self.cursor, self.batch_size, self._agreed = begins, size, True
+        try:
+            return next(iter(self))
+        finally:
+            (self.cursor, self.batch_size), self._agreed = before, False
 
     def _padded(self, batch: Any) -> Any:
         padding = self.batching.padding
@@ -215,7 +219,7 @@ class Loader:
         """The order of the sampler. ValueError where ranks have different ones."""
         order = drawn(self.batching.sampler, self.cursor)
         kind = type(self.batching.sampler).__name__
-        if len({*self.agree(fingerprint(tuple(order)))}) > 1:
+        if not self._agreed and len({*self.agree(fingerprint(tuple(order)))}) > 1:
             raise ValueError(
                 f"the sampler ({kind}) gives ranks different orders: draw from its own generator, "
                 "or from torch's, numpy's or Python's, which are seeded alike for each epoch"

@@ -107,10 +107,10 @@ class Loaders:
         """Whether one reads a stream."""
         return any(loader.stream for loader in self._made)
 
-    def _note(self, loader: Loader, batch: Any, begins: Cursor) -> None:
+    def _note(self, loader: Loader, batch: Any, again: Callable[[], Any]) -> None:
         self.place, self.begins = loader.place, loader.cursor.position == loader.rows
         self.gave += 1
-        self.handed(batch, None if loader.stream else lambda: loader.again(begins))
+        self.handed(batch, None if loader.stream else again)
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:

@@ -100,6 +100,7 @@ class Orders:
     asked       hosts that are asked to leave
     refused     by host, why its ranks cannot come
     stop        ranks stop at a step, with a checkpoint
+    began       when the run did, in seconds since 1970
     end         why the run ends; apart: this host is, so that its ranks have nothing to save"""
 
     number: int = 0
@@ -121,6 +122,7 @@ class Orders:
     stop: bool = False
     apart: bool = False
     end: str = ""
+    began: float = 0.0
 
     @property
     def urgency(self) -> int:
@@ -140,7 +142,7 @@ class Orders:
         hosts = tuple(s.host for s in self.seats)
         return Generation(
             self.number, self.seats.index(seat), self.before, self.address, self.port, hosts,
-            self.stay, self.because,
+            self.stay, self.because, self.began,
         )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ class Coordinator:
     ) -> None:  # fmt: skip
         self.host, self.address, self.ranks = host, address, ranks
         self.least, self.most = hosts
-        self.orders = Orders()
+        self.orders = Orders(began=time.time())
         self._say = say
         self._hosts: set[str] = set()
         self._heard: dict[str, float] = {}  # when each host told something last
@@ -372,5 +374,5 @@ class Coordinator:
         self.orders = Orders(
             self.orders.number + 1, tuple(seats), before, self.address, port,
             stay, because=self.orders.lost, trains=True, over=self.orders.over,
-            refused=self.orders.refused, stop=self.orders.stop,
+            refused=self.orders.refused, stop=self.orders.stop, began=self.orders.began,
         )  # fmt: skip

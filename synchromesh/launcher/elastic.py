@@ -11,8 +11,8 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 from synchromesh.launcher import coordinator
 from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders, Seat
 from synchromesh.launcher.forks import Fork
-from synchromesh.launcher.generation import ADDRESS, BEGAN, SLOT, SOCKET, Wire
+from synchromesh.launcher.generation import ADDRESS, SLOT, SOCKET, Wire, listening
 from synchromesh.launcher.launcher import (
     RANK,
     TUNING,
@@ -117,7 +117,9 @@ class LocalRanks:
     asked: float = 0.0  # to stop, the last time
     started: int = 0  # processes
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
-    tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a step
+    tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a new step
+    furthest: int = 0  # steps, of those that were lost
+    alone: bool = False  # those that train take nobody
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     kills: MemoryKills = field(default_factory=MemoryKills)
     notice: Path | None = None  # appears where this host is to end soon
@@ -152,12 +154,19 @@ class LocalRanks:
         """Whether ranks of this host take part."""
         return self.orders.trains and self.name in {seat.host for seat in self.orders.seats}
 
+    @property
+    def _others_train(self) -> bool:
+        """Whether some go on without a rank of this host that does not come to them."""
+        return self._trains_here or (self.orders.trains and self.coordination.leads)
+
     def state(self) -> HostRanks:
         states = tuple(slot.state() for slot in self.slots)
         return HostRanks(self.name, states, self.failed, self.leaves, self.stop is not None)
 
     def _start(self) -> None:
         """The processes whose time has come."""
+        if self.alone and self.orders.trains:
+            return
         for place in [p for p, when in self.waiting.items() if when <= time.monotonic()]:
             del self.waiting[place]
             n, rank = self.started, self.started + (not self.coordination.leads)  # its RANK
@@ -197,7 +206,7 @@ class LocalRanks:
         if self.looked - before > LIMITS.away:
             for slot in self.live:
                 slot.heard = self.looked
-        watched = self.live
+        watched, short = self.live, self.kills.lately(LIMITS.full)
         for slot in watched:
             if slot.line is not None and slot.unheard > LIMITS.silent and not self.killed:
                 slot.kill(f"has been silent for {LIMITS.silent:.0f} s")
@@ -205,18 +214,18 @@ class LocalRanks:
         for slot in watched:
             if slot.code is not None and not self.killed:
                 kill(slot.process)  # what it has started
-                self._note_end(slot, slot.code)
+                self._note_end(slot, slot.code, short)
 
-    def _note_end(self, slot: Slot, code: int) -> None:
-        """It is lost, or its work is done, or it ends the run."""
+    def _note_end(self, slot: Slot, code: int, short: bool) -> None:
+        """It is lost, or its work is done, or it ends the run. short: memory was, lately."""
         if slot.why:
             self._start_again(slot)
         elif code < 0:
-            full = code == -SIGKILL and self.kills.lately(LIMITS.full)
+            full = code == -SIGKILL and short
             slot.why = f"was killed by {Signals(-code).name}{FULL * full}"
             if not full:
                 self._start_again(slot)
-        elif code > 0 and slot.generation == 0 and self._trains_here:
+        elif code > 0 and slot.generation == 0 and self._others_train:
             slot.why = "failed before it came"
             why = taken_record(self.folder / str(slot.number) / "error.json")
             self.say(f"a rank that was started anew failed: the others go on without it; {why}")
@@ -225,11 +234,10 @@ class LocalRanks:
             self.end(TUNING.end)
 
     def _start_again(self, slot: Slot) -> None:
-        """Behind a pause, unless it was done too often without a step, or nobody can come."""
-        if slot.settled and not slot.marks and self.live:
-            return
-        count = 1 if slot.steps > slot.first else self.tries.get(slot.place, 0) + 1
-        self.tries[slot.place] = count
+        """Behind a pause, unless it was done too often without a step that is new."""
+        count = 1 if slot.steps > self.furthest else self.tries.get(slot.place, 0) + 1
+        self.tries[slot.place], self.furthest = count, max(slot.steps, self.furthest)
+        self.alone = bool(slot.settled) and not slot.marks
         if count <= self.restarts and self.stop is None and not self.leaves:
             self.waiting[slot.place] = time.monotonic() + LIMITS.again * 2 ** (count - 1)
 
@@ -332,9 +340,12 @@ class HostJob:
 
     def run(self, name: str, address: str, coordination: Coordination) -> Ending:
         """Until its end. name: of this host, which others reach at `address`."""
-        with scratch() as folder, _listener(folder) as listener, environment(self.ranks, folder):
-            own = {SOCKET: str(folder / "elastic"), ADDRESS: address, BEGAN: str(time.time())}
-            shared = {**os.environ, **own}
+        with (
+            scratch() as folder,
+            listening(folder / "elastic") as listener,
+            environment(self.ranks, folder),
+        ):
+            shared = {**os.environ, SOCKET: str(folder / "elastic"), ADDRESS: address}
             here: LocalRanks
 
             def started(slot: int, place: int) -> Process:
@@ -386,15 +397,3 @@ def launch(
     job = HostJob(command, ranks, say, grace, forks, restarts)
     coordinator = Coordinator(LOCAL, LOCAL, say, ranks=0 if restarts else least)
     return job.run(LOCAL, LOCAL, OneHost(coordinator))
-
-
-@contextmanager
-def _listener(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(folder / "elastic"))
-        finally:
-            os.umask(before)
-        listener.listen()
-        yield listener

@@ -20,17 +20,18 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
                                               ends need not do, nor one that takes nobody"""
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 SOCKET = "SYNCHROMESH_ELASTIC"  # the socket's path; set in ranks of an elastic run only
 SLOT = "SYNCHROMESH_SLOT"  # of a rank's process
 ADDRESS = "SYNCHROMESH_ADDRESS"  # of this host, at which ranks of others reach it
-BEGAN = "SYNCHROMESH_BEGAN"  # when its launcher did, by its clock
 
 
 def address_of(host: str) -> str:
@@ -65,6 +66,7 @@ class Generation:
     hosts: tuple[str, ...]  # of each rank
     stay: int  # the first so many ranks do; the others hold nothing from now on
     lost: tuple[Loss, ...]  # in the generation before
+    began: float  # when the run did, in seconds since 1970
 
     @property
     def size(self) -> int:
@@ -119,3 +121,16 @@ class Wire:
 
     def close(self) -> None:
         self.link.close()
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A unix socket that its user alone may open."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen()
+        yield listener

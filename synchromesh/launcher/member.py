@@ -54,7 +54,7 @@ class Member:
         self.replicate = "off"  # as of `fit`
         self.copying: tuple[str, ...] = ()  # `hosts`, where plans are to have room for copies
         self.came = self.stay = 0  # how many of its ranks have come, and stay
-        self.anew = False  # as `Generation`
+        self.anew, self.began = False, 0.0  # as `Generation`
         self.opened = False  # it has begun
         self._line = Wire(link)
         self.number = 0  # of the generation
@@ -87,6 +87,7 @@ class Member:
             self.parted = ""  # before the number, as of `_say`
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
             self.lost, self.came, self.anew = found.lost, found.came, found.anew
+            self.began = found.began
             self.copying = () if self.replicate == "off" else self.hosts
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
             (fall_silent if found.rank else speak)()

@@ -47,7 +47,6 @@ class Slot:
     marks: dict[str, str] = field(default_factory=dict)
     settled: int = 0
     steps: int = 0
-    first: int = 0  # steps, when it began
     heard: float = 0.0
     code: int | None = None
     why: str = ""  # it was lost
@@ -82,7 +81,6 @@ class Slot:
     def hear(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"step": int(steps), "marks": dict(marks), "settled": int(settled)}:
-                self.first = steps if not self.settled else self.first
                 self.steps, self.marks, self.settled = steps, marks, settled
                 self.still, self.waits = float(message["still"]), float(message["waits"])
                 self.doing = str(message["place"])

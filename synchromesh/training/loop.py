@@ -1,6 +1,5 @@
 """The training loop: epochs, validation, checkpoints and a clean stop, under a plan."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.batches import fingerprint, row_count
-from synchromesh.launcher.generation import BEGAN
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
@@ -121,8 +119,7 @@ class Loop:
         own, folder = self.trainer.world.member, self.folder
         if own is None or not own.anew or folder is None:
             return None
-        began = float(os.environ[BEGAN])
-        everyone = self.trainer.world.everyone
+        everyone, began = self.trainer.world.everyone, own.began
         there = on_first(everyone, lambda: manifest.written_since(folder, began), "")
         return folder if there else None
 
@@ -160,7 +157,8 @@ class Loop:
             resume = self._checkpoint_at(resume)
             saved = trainer.resume(resume)
             self.since, self.best = int(saved.get("since", 0)), saved.get("best")
-            self.rows = float(saved.get("rows", 0.0))
+            if saved.get("batch_size") == w.batch_size:
+                self.rows = float(saved["rows"])
         self.rows = self.rows or w.batch_size / trainer.world.size
         self.first = trainer.steps
         trainer.on_event, reads = self._decided, events.reads_only(self.emit)
@@ -363,7 +361,9 @@ class Loop:
             return
         path, steps = self.folder / name, self.trainer.steps
         try:
-            extra = {"best": self.best, "since": self.since, "rows": self.rows}
+            extra: dict[str, Any] = {"best": self.best, "since": self.since}
+            if isinstance(self.batches, RankBatches):
+                extra |= {"rows": self.rows, "batch_size": self.workload.batch_size}
             self.trainer.save(path, extra=extra)
         except CheckpointError as error:  # the same on all ranks
             self.unsaved = error

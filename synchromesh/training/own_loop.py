@@ -46,11 +46,12 @@ class OwnTrainer(Recovering, Protocol):
 @dataclass(frozen=True)
 class _Handed:
     """A batch that a script has got. leaves: its tensors, and which version; generation: of ranks
-    whose rows they are."""
+    whose rows they are; place: in the data."""
 
     leaves: tuple[tuple[Callable[[], Tensor | None], int], ...]
     generation: int
     again: Callable[[], Any] | None
+    place: str
 
     @property
     def held(self) -> bool:
@@ -60,7 +61,7 @@ class _Handed:
         """Whether it is these, unchanged."""
         own = [(leaf(), version) for leaf, version in self.leaves]
         return len(own) == len(tensors) and all(
-            a is b and version == b._version for (a, version), b in zip(own, tensors, strict=True)
+            a is b and version == _version(b) for (a, version), b in zip(own, tensors, strict=True)
         )
 
 
@@ -86,9 +87,10 @@ class OwnLoop:
         """Notes a batch that the script gets; again: what reads it with the rows of now."""
         own = self._execution.world.member
         if own is not None and self._survival.own_loop:
-            leaves = tuple((ref(x), x._version) for x in _tensors(batch))
+            leaves = tuple((ref(x), _version(x)) for x in _tensors(batch))
             known = [batch for batch in self._handed if batch.held][1 - self.KNOWN :]
-            self._handed = [*known, _Handed(leaves, own.number, again)]
+            new = _Handed(leaves, own.number, again, self._loaders.place)
+            self._handed = [*known, new]
         return batch
 
     def current(self, batch: Any) -> Any:
@@ -104,6 +106,7 @@ class OwnLoop:
             if self._lost:
                 raise self._end(ROWS)
             return batch
+        self._loaders.place = known.place  # also where a later batch was taken
         if known.generation == own.number:
             return batch
         if known.again is None:
@@ -196,6 +199,10 @@ class OwnLoop:
 
 def _tensors(batch: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _plain(value: Any) -> Any:

@@ -113,6 +113,7 @@ OWN = {  # how a loop of its own gets its rows, plan, faults
     "in a recovery": ("loader", "data", "1:3:step 2:3:regroup"),
     "evaluates before its steps": ("between", "data", "1:2:sum"),
     "a batch ahead": ("ahead", "data", "1:2:sum 2:4:sum 3:10:sum"),
+    "a batch ahead, and a call": ("ahead", "data", "2:5:update! 3:6:behind"),
     "a batch twice": ("twice", "data", "1:2:sum 2:5:sum"),
     "tensor, behind, at an epoch's end": (
         "loader",
