@@ -126,9 +126,7 @@ def _job(
 
     command = words[1:] if words[0] == "run" else [*PROGRAM, *words]
     notice = None if args.notice_file is None else Path(args.notice_file)
-    return HostJob(
-        command, count, _say, forks=forks, restarts=LIMITS.restarts, notice=notice,
-    )  # fmt: skip
+    return HostJob(command, count, _say, forks=forks, restarts=LIMITS.restarts, notice=notice)
 
 
 def _resolved(host: str) -> str:

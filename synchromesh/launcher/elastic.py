@@ -92,7 +92,7 @@ class OneHost:
 @dataclass
 class LocalRanks:
     """The ranks of this host. start: the process of a slot in a place. restarts: of one rank, as
-    long as no step is done. folder: of what ranks leave."""
+    long as no step is new. folder: of what ranks leave."""
 
     name: str
     ranks: int
@@ -117,8 +117,8 @@ class LocalRanks:
     asked: float = 0.0  # to stop, the last time
     started: int = 0  # processes
     waiting: dict[int, float] = field(default_factory=dict)  # places, and when one is started
-    tries: dict[int, int] = field(default_factory=dict)  # of places: starts without a new step
-    furthest: int = 0  # steps, of those that were lost
+    # of places: starts without a new step, and the last step that was one
+    tries: dict[int, tuple[int, int]] = field(default_factory=dict)
     alone: bool = False  # those that train take nobody
     links: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     kills: MemoryKills = field(default_factory=MemoryKills)
@@ -235,8 +235,9 @@ class LocalRanks:
 
     def _start_again(self, slot: Slot) -> None:
         """Behind a pause, unless it was done too often without a step that is new."""
-        count = 1 if slot.steps > self.furthest else self.tries.get(slot.place, 0) + 1
-        self.tries[slot.place], self.furthest = count, max(slot.steps, self.furthest)
+        count, furthest = self.tries.get(slot.place, (0, 0))
+        count = 1 if slot.steps > furthest else count + 1
+        self.tries[slot.place] = count, max(slot.steps, furthest)
         self.alone = bool(slot.settled) and not slot.marks
         if count <= self.restarts and self.stop is None and not self.leaves:
             self.waiting[slot.place] = time.monotonic() + LIMITS.again * 2 ** (count - 1)

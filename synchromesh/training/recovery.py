@@ -352,7 +352,8 @@ class Survival:
     def _fall_back(self, step: Step, only: tuple[int, ...] | None) -> Plan:
         """Of the plans for any ranks, one with room for parameters, gradients and states of the
         optimizer. RuntimeError, with the numbers, where none has it."""
-        execution, planning, lacks = self._execution, self._execution.planning, ""
+        execution, planning = self._execution, self._execution.planning
+        lacks = "no plan for any number of ranks divides this model"
         for plan in [replace(plan, ranks=only) for plan in self.FALL_BACKS]:
             with suppress(ValueError):  # states that cannot be sharded
                 held = execution.check.held(plan, step, execution.world.size)

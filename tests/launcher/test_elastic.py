@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_a_rank_that_fails_before_it_comes_again_ends_nobody(tmp_path: Path) -> 
     )
     assert (ending, said) == (Ending(), ["rank 2 was killed by SIGKILL", failed])
     assert left(tmp_path, 0)["ranks"] == [[1, 0, -1, -1, -1], [2, 0, 0, 1]]
+
+
+def test_places_are_started_anew_as_long_as_their_steps_are_new(tmp_path: Path) -> None:
+    """Two that are lost together, time and again; then in the same step."""
+    none = cast(Any, None)
+    here = elastic.LocalRanks("h", 2, none, none, none, 1.0, print, tmp_path, restarts=3)
+
+    def lost(steps: int) -> set[int]:
+        here.waiting.clear()
+        for place in (0, 1):
+            slot = elastic.Slot(0, place, none, steps=steps, marks={"model": "1"})
+            here._start_again(slot)
+        return {*here.waiting}
+
+    assert [lost(10 * n) for n in range(1, 8)] == [{0, 1}] * 7
+    assert [lost(70) for _ in range(3)] == [{0, 1}, {0, 1}, set()]
 
 
 def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None:
