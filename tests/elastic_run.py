@@ -26,8 +26,11 @@ from synchromesh.checkpoint.peer_copies import PeerCopies
 from synchromesh.cost.alive_bytes import copies_bytes
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.loader import Batching, Loader
+from synchromesh.engine.asynchronous import Worker
 from synchromesh.engine.control_channel import ControlChannel
 from synchromesh.engine.groups import Group
+from synchromesh.engine.replica import Replica
+from synchromesh.engine.update_server import Server
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import SLOT
 from synchromesh.planning import rank_memory
@@ -107,6 +110,10 @@ class Faults:
         self.behind(ModelState, "move", "moved")
         self.before(Group, "exchange", "send")
         self.before(switch, "_exchange", "move")
+        self.behind(Worker, "_post", "push")
+        self.before(Server, "_update", "served")
+        self.before(Replica, "take", "fetch")
+        self.before(Worker, "end", "drain")
 
     def before(self, owner: Any, name: str, place: str) -> None:
         do: Callable[..., Any] = getattr(owner, name)
@@ -170,6 +177,7 @@ class Faults:
                 found = {"losses": result.losses, "parameters": parameters}
                 found["generations"] = [r.to_dict() for r in result.recoveries]
                 found["seconds"], state = self.seconds, trainer.state
+                found["updates"] = result.updates
                 if (own := trainer.world.member) is not None:
                     held, adam = state.holdings.values(), 2.0  # bytes of state for one
                     predicted = copies_bytes(held, adam, state.ranks, own.hosts)[trainer.rank]

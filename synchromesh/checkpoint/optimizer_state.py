@@ -122,7 +122,7 @@ class OptimizerState:
                 f"it was saved with the optimizer {described['kind']}, this is {kind}: build "
                 "it as the saved run did, or begin with its weights: prepare(..., weights=)"
             )
-        self._adopt_groups(described["groups"])
+        self.adopt_groups(described["groups"])
         self.adopt_of(self.model.parameters, described["state"])
 
     def adopt_of(self, names: Iterable[str], described: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ class OptimizerState:
             self.optimizer.state.update(state)
             raise
 
-    def _adopt_groups(self, groups: list[dict[str, Any]]) -> None:
+    def adopt_groups(self, groups: list[dict[str, Any]]) -> None:
         names = {p: n for n, p in self.model.parameters.items()}
         mine = [[names[p] for p in g["params"]] for g in self.optimizer.param_groups]
         if mine != [g["params"] for g in groups]:

@@ -12,6 +12,7 @@ from synchromesh.adapt.decision import Decision
 from synchromesh.cli import options, ranks
 from synchromesh.cli.choice import choice_table, component_table, notes, prediction_text
 from synchromesh.cli.console import Display, metric, noise_rows, shown, summary
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.report.numbers import counted
 from synchromesh.runs import events as logged
 from synchromesh.runs.run_folder import Job, RunFolder, finite
@@ -23,7 +24,6 @@ from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.events import FitEvent
 from synchromesh.training.fit import fit
-from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import SIGNALS
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fault import Stopped

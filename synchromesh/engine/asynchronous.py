@@ -22,7 +22,9 @@ import copy
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -51,6 +53,46 @@ class Expected(NamedTuple):
     works: list[Any]
 
 
+class Seen(NamedTuple):
+    """What a rank knows when others are lost. steps: that it has done. worker: which it is, -1:
+    none. by_worker: steps of each whose gradients its server has, if it has one."""
+
+    steps: int
+    worker: int
+    by_worker: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SeenSteps:
+    """Of all ranks that are left, whose workers go on behind the one that has done most."""
+
+    ranks: Sequence[Seen]
+
+    @property
+    def apart(self) -> bool:
+        """Whether there are workers that go on without each other."""
+        return any(own.worker >= 0 for own in self.ranks)
+
+    def seen(self, worker: int) -> list[int]:
+        """Steps of a worker that each server has, but for one that waits for no more of it."""
+        found = (own.by_worker[worker] for own in self.ranks if own.by_worker and worker >= 0)
+        return [steps for steps in found if steps < Server.ENDLESS]
+
+    @property
+    def newest(self) -> int:
+        """Steps that are done. One whose gradient a server has is, though it was interrupted: it
+        would be there twice."""
+        workers = [own for own in self.ranks if own.worker >= 0] or self.ranks
+        return max(max([own.steps, *self.seen(own.worker)]) for own in workers)
+
+    @property
+    def left_out(self) -> int:
+        """Steps of single workers, lost ones too, before `newest` that not all servers have."""
+        newest, workers = self.newest, max(len(own.by_worker) for own in self.ranks)
+        least = (min(self.seen(worker), default=newest) for worker in range(workers))
+        return sum(max(0, newest - steps) for steps in least)
+
+
 class Worker:
     """Of one rank: pushes the gradients of its steps and fetches parameters, by `sync`."""
 
@@ -65,13 +107,16 @@ class Worker:
         self.record = ServedRecord()
         self.server = Server(replica, optimizer, self.record) if replica.serves else None
         self._own: Optimizer | None = None  # steps the replica
-        self._step = 0  # since the last drain
+        self._step = self._made = 0  # since the last drain; that are over
+        self._left = False  # ranks are lost
         self._versions, self._seen = [0] * replica.servers, 0
         self._sum: Tensor | None = None  # of gradients that are not yet pushed
         self._sent: list[Any] = []
 
     def update(self) -> None:
         """Behind a backward: this worker's step, and what it exchanges with the servers."""
+        if self._left:  # they have it
+            return
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
         if self.record.kept:
             self.record.fetched.append([])
@@ -85,6 +130,7 @@ class Worker:
             self.server.keep_pace(self._step - self._step % self.sync.push)
         if self.server is not None:
             self.server.count()
+        self._made = self._step
 
     def _exchange_gradients(self, gradients: Tensor) -> None:
         sync = self.sync
@@ -158,8 +204,7 @@ class Worker:
         parts = torch.zeros(replica.servers, replica.length, dtype=replica.dtype)
         answers = {}
         for server, expected in coming.items():
-            for work in expected.works:
-                work.wait()
+            replica.column.world.receive(expected.works)
             parts[server] = expected.part
             answers[server] = ServerAnswer(*expected.told.tolist())
         if self.server is not None:
@@ -189,6 +234,13 @@ class Worker:
         while self._sent:
             self._sent.pop().wait()
 
+    def leave(self, steps: int) -> Seen:
+        """Behind `steps` of this rank: nothing is exchanged any more, nor updated."""
+        self._left, seen = True, [] if self.server is None else self.server.leave()
+        index = self.replica.column.index if self.replica.computes else -1
+        first = steps - self._made
+        return Seen(steps, index, tuple(first + n for n in seen))
+
     def drain(self) -> None:
         """All updates are made, and all workers have what servers keep. All ranks call."""
         self.end()
@@ -196,6 +248,8 @@ class Worker:
 
     def refresh(self) -> None:
         """All workers have what servers keep. All ranks call."""
+        if self._left:
+            return
         replica = self.replica
         replica.refresh()
         if replica.servers:
@@ -209,6 +263,8 @@ class Worker:
 
     def end(self) -> None:
         """All updates are made. All ranks call, those too that have made no step."""
+        if self._left:
+            return
         if self.server is not None:
             self.server.start()
         if self._sum is not None:
@@ -220,7 +276,7 @@ class Worker:
             self.server.end(self.replica.column.index)
             self.server.join()
             self.server.count()
-        self._step = self._seen = 0
+        self._step = self._made = self._seen = 0
 
     def close(self) -> None:
         """Tells servers that no more comes, where that is not known. Behind an error it waits for

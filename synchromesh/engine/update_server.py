@@ -72,6 +72,7 @@ class Server:
 
     The rank's own worker calls `push` and `fetch`; the thread does for the others."""
 
+    LOOK: ClassVar = 0.1  # seconds between looks whether ranks are lost, while it waits; chosen
     ENDLESS: ClassVar = 1 << 60  # steps, of a worker that nobody waits for
 
     def __init__(self, replica: Replica, optimizer: Optimizer, record: ServedRecord) -> None:
@@ -87,6 +88,7 @@ class Server:
         self._answered: dict[int, list[Any]] = {}  # what is sent to each worker
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
+        self._left = False  # ranks are lost
         self.by_age = False  # learning rates are divided by it
 
     def _none_done(self) -> list[int]:
@@ -103,6 +105,8 @@ class Server:
     def push(self, worker: int, request: WorkerRequest, gradient: Tensor) -> None:
         """The optimizer's step by the gradient of a worker."""
         with self._changed:
+            if self._left:
+                raise RuntimeError("ranks are lost")
             self.record.lead = max(self.record.lead, request.step - min(self._done))
             self._others[worker] = self.record.updates - self._last[worker]
             if self.replica.give_gradients(gradient):
@@ -127,7 +131,7 @@ class Server:
         """What the server keeps, once it has seen as much as was asked for."""
         with self._changed:
             while not self._ready(request):
-                self._changed.wait(timeout=1.0)
+                self._changed.wait(self.LOOK)
                 self.check()
             return self._answer(worker)
 
@@ -140,7 +144,7 @@ class Server:
         with self._changed:
             came, since = sum(self._done), time.monotonic()
             while min(self._done) < steps:
-                self._changed.wait(timeout=1.0)
+                self._changed.wait(self.LOOK)
                 self.check()
                 if sum(self._done) != came:
                     came, since = sum(self._done), time.monotonic()
@@ -152,6 +156,13 @@ class Server:
                         "longer timeout"
                     )
 
+    def leave(self) -> list[int]:
+        """Nothing is stepped from here on; steps of each worker whose gradients came since the
+        last drain. The thread ends by itself, once what it waits for fails."""
+        with self._changed:
+            self._left = True
+            return [*self._done]
+
     def count(self) -> None:
         """Counts what has been sent: on the rank's own thread, as all else."""
         with self._changed:
@@ -160,9 +171,11 @@ class Server:
             self.column.world.ledger.add("send", sent, 2)
 
     def check(self) -> None:
-        """RuntimeError where the thread has failed."""
+        """RuntimeError where the thread has failed, or ranks are lost, which it need not hear."""
         if self.error is not None:
             raise RuntimeError(f"a worker was lost, or its server failed: {self.error}")
+        if self.column.world.lost:
+            raise RuntimeError("connection lost: ranks are lost, or come")
 
     def _ready(self, request: WorkerRequest) -> bool:
         return min(self._done) >= request.seen

@@ -149,7 +149,8 @@ class World:
     @property
     def lost(self) -> bool:
         """Whether ranks do no longer call alike."""
-        return self._left or (self.control is not None and bool(self.control.lost))
+        told = self.member is not None and self.member.told
+        return self._left or told or (self.control is not None and bool(self.control.lost))
 
     def wait(self, work: Any, sent: bool = False) -> None:
         """Counts the seconds, too; on CUDA the host never waits. sent: it is a message."""

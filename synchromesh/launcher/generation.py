@@ -84,6 +84,56 @@ class Generation:
         return self.number > 1 and {*self.before} == {self.NEW}
 
 
+@dataclass(frozen=True)
+class Regrouped:
+    """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
+    recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
+    again, the interrupted one left out. state_from: "survivors", as they were, or "peers", whose
+    copies were taken. left_out: steps of single workers that go on without each other, lost ones
+    too, whose gradients servers have not got."""
+
+    from_step: int
+    hosts: int
+    ranks: int
+    plan: str
+    lost: tuple[Loss, ...]
+    came: int
+    leave: int
+    recovered_seconds: float
+    lost_steps: int
+    state_from: str = "survivors"
+    left_out: int = 0
+
+    @property
+    def cause(self) -> str:
+        came = [f"{self.came} rank{'s' * (self.came > 1)} came"] * bool(self.came)
+        leave = [f"{self.leave} rank{'s leave' if self.leave > 1 else ' leaves'}"] * bool(
+            self.leave
+        )
+        return "; ".join([*map(str, self.lost), *came, *leave])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `train --json` and a run's log have it."""
+        noticed = max((loss.noticed_seconds for loss in self.lost), default=0.0)
+        return {
+            "from_step": self.from_step, "hosts": self.hosts, "ranks": self.ranks,
+            "plan": self.plan, "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
+            "noticed_seconds": noticed, "recovered_seconds": round(self.recovered_seconds, 3),
+            "lost_steps": self.lost_steps, "state_from": self.state_from,
+            "left_out": self.left_out,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        copies = ", from copies in memory" if self.state_from == "peers" else ""
+        again = f"; {self.lost_steps} steps are made again{copies}" if self.lost_steps else copies
+        again += f"; {self.left_out} steps of single workers are left out" * bool(self.left_out)
+        cause = self.cause or "ranks met anew"
+        return (
+            f"{cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
+            f"{self.plan}, after {self.recovered_seconds:.2f} s{again}"
+        )
+
+
 class Wire:
     """A connection on which both sides send values, as lines of JSON."""
 

@@ -125,7 +125,7 @@ def _memories(
 ) -> tuple[PeakMemory, ...]:
     """With the copies of an elastic run."""
     memory = peak_memories(placed, profile, pieces)
-    if not problem.copying:
+    if not problem.copying or placed.plan.sync.asynchronous:
         return memory
     ranks = problem.ranks(placed.plan)
     copies = copies_bytes(placed.holdings.values(), profile.state_factor, ranks, problem.copying)

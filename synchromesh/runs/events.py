@@ -338,6 +338,7 @@ class RanksRegrouped(RunEvent, name="generation"):
     recovered_seconds: Seconds
     lost_steps: Count
     state_from: str
+    left_out: Count = 0
 
 
 class RunStopped(RunEvent, name="stop"):

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from synchromesh.data.loader import Loader
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.training import events
 from synchromesh.training.events import EpochEnded, FitEvent
-from synchromesh.training.recovery import Comes, Regrouped
+from synchromesh.training.recovery import Comes
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import of_plain, to_plain
 
@@ -136,7 +137,11 @@ class EpochParts:
         run.emit(events.EpochStarted(run.epoch, run.loader.done, run.loader.batches))
 
     def _share_losses(self) -> None:
-        """Of steps that not all ranks have seen the end of; one that none has is not a number."""
+        """Of steps that not all ranks have seen the end of; one that none has is not a number.
+        Workers that go on without each other keep their own."""
+        if self.run.trainer.plan.sync.asynchronous:
+            self.run.before = min(self.run.before, len(self.run.losses))
+            return
         done, everyone = self.run.trainer.steps - self.run.first, self.run.trainer.world.everyone
         own = [*self.run.losses, *map(float, self.run.unread)][:done]
         counts = [int(n) for n in everyone.all_gather_json(len(own))]

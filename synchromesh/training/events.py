@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.engine.noise_averages import NoiseScale
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.integrity import Spike
-from synchromesh.training.recovery import Regrouped
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.plan import Plan
 

@@ -16,6 +16,7 @@ from synchromesh.checkpoint.agreement import on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.batches import fingerprint, row_count
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
@@ -23,7 +24,6 @@ from synchromesh.training.best import Best, remove_older
 from synchromesh.training.epoch_parts import EpochParts
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.integrity import Spikes
-from synchromesh.training.recovery import Regrouped
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches

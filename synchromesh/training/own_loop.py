@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from synchromesh.data.loader import Loader
 from synchromesh.data.loaders import Loaders
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.training.execution import Execution
-from synchromesh.training.recovery import Recovering, Regrouped, Survival
+from synchromesh.training.recovery import Recovering, Survival
 
 P = ParamSpec("P")
 T = TypeVar("T")

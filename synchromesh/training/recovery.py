@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -20,9 +20,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from synchromesh.checkpoint.json_state import from_json
 from synchromesh.data.cursor import Cursor
 from synchromesh.data.loaders import Loaders
+from synchromesh.engine.asynchronous import Seen, SeenSteps
 from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.engine.world import World
-from synchromesh.launcher.generation import Generation, Loss
+from synchromesh.launcher.generation import Generation, Loss, Regrouped
 from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.trace.step import Step
@@ -37,52 +38,6 @@ from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 
 Scheduler = LRScheduler | learning_rate.ScaledRate
-
-
-@dataclass(frozen=True)
-class Regrouped:
-    """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
-    recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
-    again, the interrupted one left out. state_from: "survivors", as they were, or "peers", whose
-    copies were taken."""
-
-    from_step: int
-    hosts: int
-    ranks: int
-    plan: str
-    lost: tuple[Loss, ...]
-    came: int
-    leave: int
-    recovered_seconds: float
-    lost_steps: int
-    state_from: str = "survivors"
-
-    @property
-    def cause(self) -> str:
-        came = [f"{self.came} rank{'s' * (self.came > 1)} came"] * bool(self.came)
-        leave = [f"{self.leave} rank{'s leave' if self.leave > 1 else ' leaves'}"] * bool(
-            self.leave
-        )
-        return "; ".join([*map(str, self.lost), *came, *leave])
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `train --json` and a run's log have it."""
-        noticed = max((loss.noticed_seconds for loss in self.lost), default=0.0)
-        return {
-            "from_step": self.from_step, "hosts": self.hosts, "ranks": self.ranks,
-            "plan": self.plan, "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
-            "noticed_seconds": noticed, "recovered_seconds": round(self.recovered_seconds, 3),
-            "lost_steps": self.lost_steps, "state_from": self.state_from,
-        }  # fmt: skip
-
-    def __str__(self) -> str:
-        copies = ", from copies in memory" if self.state_from == "peers" else ""
-        again = f"; {self.lost_steps} steps are made again{copies}" if self.lost_steps else copies
-        cause = self.cause or "ranks met anew"
-        return (
-            f"{cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
-            f"{self.plan}, after {self.recovered_seconds:.2f} s{again}"
-        )
 
 
 class Comes(Exception):
@@ -102,6 +57,9 @@ class Survival:
         self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
+        self._plan = self.FALL_BACKS[0]  # that a recovery is to go on with
+        self._seen = Seen(0, -1, ())  # before it
+        self._left_out = 0
         self._offered: tuple[dict[str, str], Adaptation | None] = {}, None
         self.replication, self.integrity = Replication(execution, loaders), Integrity(execution)
 
@@ -165,8 +123,9 @@ class Survival:
         does before. A rank that is told so late completes it when it learns that another one has
         (`_meet`)."""
         self.integrity.gradients(steps)
-        execution, self._summed = self._execution, True
-        if execution.world.member is not None and not execution.state.alike:
+        execution = self._execution
+        self._summed = not execution.workers.asynchronous
+        if execution.world.member is not None and self._summed and not execution.state.alike:
             checked_gather(execution.world.everyone, STEP)
 
     def end_step(self) -> None:
@@ -193,9 +152,10 @@ class Survival:
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active = self._execution.latest
-        plan = self._execution.plan if self._execution.in_force else active.plan
+        self._plan = self._execution.plan if self._execution.in_force else active.plan
         if self._wanted is not None and active.plan == self._wanted[1]:
-            plan = self._wanted[0]
+            self._plan = self._wanted[0]
+        self._seen = self._execution.workers.leave(trainer.steps)
         lost, came, newest, latest = list[Loss](), 0, trainer.steps, 0
         self.replication.back = None
         while True:
@@ -203,7 +163,7 @@ class Survival:
             try:
                 newest, first, of_ranks = self._meet(own, trainer, active, complete)
                 latest, came = max(latest, of_ranks), came + own.came
-                shared = self._shared(trainer.scheduler, plan, first)
+                shared = self._shared(trainer.scheduler, self._plan, first)
                 if shared["moves"]:  # so that there is a way back
                     self.replication.keep(newest, trainer.scheduler, alone=True)
                 self._regroup(active, Plan.parse(shared["plan"]), own.stay)
@@ -218,7 +178,7 @@ class Survival:
                 leave, hosts = size - own.stay, len({*own.hosts})
                 return Regrouped(
                     newest, hosts, size, in_force, tuple(lost), came, leave, took, latest - newest,
-                    "survivors" if self.replication.back is None else "peers",
+                    "survivors" if self.replication.back is None else "peers", self._left_out,
                 )  # fmt: skip
             except NoGeneration:
                 raise
@@ -237,7 +197,9 @@ class Survival:
         faults = {
             "a lost rank's rows of a carry are gone": execution.options.carry is not None,
             f"@synchronisation={plan.synchronisation} is not kept up without a rank so far":
-                plan.sync.alone or bool(plan.sync.late or plan.sync.servers),
+                bool(plan.sync.late) or (plan.sync.alone and not plan.sync.servers),
+            f"workers of a loop of a script's own are at different steps ({plan.synchronisation})":
+                self.own_loop and plan.sync.asynchronous,
             "what a lost rank owed of @compression is gone": plan.compressed,
             f"@schedule={plan.schedule} has no flush": bool(plan.kept),
             "the noise scale is of ranks that are lost": execution.options.noise_scale,
@@ -261,23 +223,26 @@ class Survival:
         generation = own.next()
         if not self._comes:
             state.renumber(generation.before)
+            self._plan = _renumbered(self._plan, generation.before[: generation.stay])
             self.replication.copies.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
         self._introduce(active)
-        steps = [int(n) for n in world.everyone.all_gather_json(trainer.steps)]
-        if self._summed and max(steps) > trainer.steps:
-            complete()
+        progress = self._complete(trainer, complete)
         self._put_back()
         here = -1 if state.torn or self._comes else trainer.steps
         table = world.everyone.all_gather_json([here, state.moves])
         steps_of = [int(n) for n, _ in table]
+        first = max(range(len(steps_of)), key=steps_of.__getitem__)
+        if progress.apart:  # servers have all that counts
+            steps_of = [progress.newest if steps >= 0 else steps for steps in steps_of]
+        self._left_out = progress.left_out
         if len({moves for _, moves in table}) > 1:  # another one was lost while it moved
             missing = "the state under one plan"
         else:
             newest, missing = self._newest(steps_of)
             if not missing:
-                return newest, steps_of.index(newest), max(steps_of)
+                return newest, first if progress.apart else steps_of.index(newest), max(steps_of)
         state.moves = max(int(moves) for _, moves in table)
         newest = self.replication.restore(active)
         if newest < 0:
@@ -286,7 +251,19 @@ class Survival:
                 f"behind steps {steps_of}): go on with the newest checkpoint, --resume"
             )
         first = next(r for r, own in enumerate(generation.before) if own != Generation.NEW)
-        return newest, first, max(steps)
+        return newest, first, progress.newest
+
+    def _complete(self, trainer: "Recovering", complete: Callable[[], None]) -> SeenSteps:
+        """What ranks have done; a step that this one can complete, and another has, or a server
+        has the gradient of, is complete then."""
+        own = self._seen._replace(steps=trainer.steps)
+        progress = SeenSteps(
+            [Seen(*x) for x in self._execution.world.everyone.all_gather_json(own)]
+        )
+        done = progress.newest if self._summed else max([0, *progress.seen(own.worker)])
+        if done > trainer.steps:
+            complete()
+        return progress
 
     def _put_back(self) -> None:
         """Buffers are as before the step that did not end."""
@@ -333,6 +310,7 @@ class Survival:
             known, places, *_ = back or self.replication.told(scheduler)
             own = {"plan": str(plan), "scheduler": known, "places": places}
             own["moves"] = moves and back is None
+            own["groups"] = self._execution.state.optimizer_state.describe()["groups"]
         return everyone.broadcast_json(own, first)
 
     def _regroup(self, active: ActivePlan, wanted: Plan, stay: int) -> None:
@@ -345,16 +323,20 @@ class Survival:
                 raise ValueError
             self._execution.shift(replace(wanted, ranks=only or wanted.ranks), active.step)
         except ValueError:
-            self._execution.shift(self._fall_back(active.step, only), active.step)
+            plan = self._fall_back(active.step, only, wanted.synchronisation)
+            self._execution.shift(plan, active.step)
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
 
-    def _fall_back(self, step: Step, only: tuple[int, ...] | None) -> Plan:
+    def _fall_back(self, step: Step, only: tuple[int, ...] | None, word: str) -> Plan:
         """Of the plans for any ranks, one with room for parameters, gradients and states of the
-        optimizer. RuntimeError, with the numbers, where none has it."""
+        optimizer; under `word` where workers went on without each other, and can. RuntimeError,
+        with the numbers, where none has it."""
         execution, planning = self._execution, self._execution.planning
         lacks = "no plan for any number of ranks divides this model"
-        for plan in [replace(plan, ranks=only) for plan in self.FALL_BACKS]:
+        first = replace(self.FALL_BACKS[0], synchronisation=word)
+        for plan in [*[first] * first.sync.asynchronous, *self.FALL_BACKS]:
+            plan = replace(plan, ranks=only)
             with suppress(ValueError):  # states that cannot be sharded
                 held = execution.check.held(plan, step, execution.world.size)
                 known = planning.memory.held(plan, held)
@@ -365,10 +347,20 @@ class Survival:
         raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")
 
     def _adopt(self, shared: Any, scheduler: Scheduler | None) -> None:
+        self._execution.state.optimizer_state.adopt_groups(shared["groups"])
         if scheduler is not None:
             learning_rate.resume(scheduler, from_json(shared["scheduler"], "scheduler"))
         if not self.own_loop:
             self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
+
+
+def _renumbered(plan: Plan, before: Sequence[int]) -> Plan:
+    """With the new numbers of servers that compute no rows; workers serve where one of them is
+    gone. before: which rank each that stays was."""
+    if plan.servers is None:
+        return plan
+    there = tuple(before.index(rank) for rank in plan.servers if rank in before)
+    return replace(plan, servers=there if len(there) == len(plan.servers) else None)
 
 
 class Recovering(Protocol):

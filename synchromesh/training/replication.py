@@ -76,7 +76,7 @@ class Replication:
 
     def step(self, steps: int, scheduler: LRScheduler | ScaledRate | None) -> None:
         """Behind a step; copies where it is time. All ranks call alike."""
-        if not self._on:
+        if not self._on or self._execution.workers.asynchronous:  # each is behind another step
             return
         state = self._execution.state
         if begins := self._moves != state.moves:  # another plan is in force
@@ -136,7 +136,7 @@ class Replication:
 
     def moved(self) -> None:
         """All ranks have what they are to have."""
-        if self._on and not self.copies.needed():
+        if self._on and (self._execution.workers.asynchronous or not self.copies.needed()):
             self.copies.drop()
 
     @contextmanager

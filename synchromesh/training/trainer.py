@@ -27,6 +27,7 @@ from synchromesh.engine.agreement import LoneRankFailed
 from synchromesh.engine.control_channel import EVALUATE, checked_gather
 from synchromesh.engine.noise_averages import NoiseScale
 from synchromesh.engine.world import World
+from synchromesh.launcher.generation import Regrouped
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planning.live import LivePlanning
@@ -43,7 +44,7 @@ from synchromesh.training.evaluation import Metric, means
 from synchromesh.training.execution import Execution
 from synchromesh.training.losses import NamedLosses
 from synchromesh.training.own_loop import OwnLoop, again, part
-from synchromesh.training.recovery import Regrouped, Survival
+from synchromesh.training.recovery import Survival
 from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 
@@ -177,7 +178,6 @@ class Trainer:
     ) -> Tensor:
         """Forward and backward of this rank's rows; gradients add up until `update`. Returns the
         global mean loss of everything since the last update. A carry goes on with every call.
-
         last: whether the accumulation ends here (gradients are summed over ranks then). share: of
         this batch's mean in the loss, which is a sum then; gradients are summed at every call."""
         batch = self.own_loop.current(batch)

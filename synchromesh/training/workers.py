@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from synchromesh.checkpoint.local_tensor import LocalTensor
 from synchromesh.checkpoint.model_state import ModelState
-from synchromesh.engine.asynchronous import Worker
+from synchromesh.engine.asynchronous import Seen, Worker
 from synchromesh.engine.early_step import EarlySteps
 from synchromesh.engine.gradients import Ahead
 from synchromesh.engine.groups import Group
@@ -194,8 +194,10 @@ class Workers:
             self.early.end(optimizer, self.leaves.values())
 
     def stepping(self, optimizer: Optimizer, fetch: Ahead) -> Ahead | None:
-        """What steps by sums as they come (`EarlySteps.following`); None where all come first."""
-        possible = self._sums_served and self._state.world.device.type == "cpu"
+        """What steps by sums as they come (`EarlySteps.following`); None where all come first, as
+        in an elastic run, whose ranks all complete a step or none does."""
+        world = self._state.world
+        possible = self._sums_served and world.device.type == "cpu" and world.member is None
         return self.early.following(optimizer, fetch) if possible else None
 
     def updated(self, steps: int) -> None:
@@ -215,6 +217,10 @@ class Workers:
         self._state.settle_buffers(active.groups, (*names, *fed), self.rows)
         self.rows = 0
         self.take_means(states)
+
+    def leave(self, steps: int) -> Seen:
+        """Ranks are lost, or come, and this one has done `steps`: what is under way is left."""
+        return Seen(steps, -1, ()) if self.served is None else self.served.leave(steps)
 
     def end(self) -> int:
         """Workers have made all updates of their steps; bytes that this rank has sent for it."""

@@ -2,6 +2,7 @@
 are those of a run that nobody has disturbed."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ CASES = {  # plan, faults, the steps behind which ranks go on, how many there ar
     "tensor": ("hybrid:tensor=2", "1:4:step 2:9:behind", [4, 9], [3, 2]),
     "sums at different moments": ("hybrid:stages=2", "1:5:agree-all! 0:6:behind", [6], [3]),
     "stages": ("hybrid:stages=2", "3:5:update", None, [3]),
+    "servers": ("data; @synchronisation=server:2", "2:4:step 3:9:update", [4, 9], [3, 2]),
+    "a server of its own": (
+        "data; @synchronisation=server:1; @servers=1", "0:4:update 3:9:agree", [4, 9], [3, 2],
+    ),
     "sharded states": ("sharded-data", "replicate=off 1:3:step", None, None),
 }  # fmt: skip
 
@@ -199,6 +204,10 @@ COPIES = {  # plan, K, faults, the steps behind which ranks go on, and how many 
     "tensor": ("hybrid:tensor=4", 2, "0:4:update", [3], [3]),
     "while they are made": ("sharded-data", 2, "1:5:copy", [3], [3]),
     "in the exchange of one": ("sharded-data", 2, "3:5:send", [3], [3]),
+    "servers": ("data; @synchronisation=server:2", 1, "0:4:step", [4], [3]),
+    "a server of its own": (
+        "data; @synchronisation=server:1; @servers=2", 1, "2:4:step", [4], [3],
+    ),
     "when they are back": ("sharded-data", 2, "1:4:step 3:4:restored", [3], [2]),
 }  # fmt: skip
 
@@ -263,6 +272,7 @@ COMES = {  # plan, faults and where those that are left wait for so many ranks, 
     "tensor": ("hybrid:tensor=2", "1:4:step *:7:wait4", [3, 4]),
     "stages": ("hybrid:stages=2", "1:4:step *:11:wait4", [3, 4]),
     "idle ranks": ("data; @ranks=0-2", "1:4:update *:12:wait4", [3, 4]),
+    "servers": ("data; @synchronisation=server:1; @servers=2", "1:4:step *:7:wait4", [3, 4]),
 }  # fmt: skip
 
 
@@ -279,3 +289,52 @@ def test_a_rank_that_is_lost_comes_back(
     if case != "it alone is left":  # they may come at once
         assert counts == ranks
     assert counts[-1] == 4 and (generations[-1]["plan"] == "data") == (plan == "data")
+
+
+APART = {  # plan, faults; the steps of each lost worker whose gradients its server has
+    "downpour": ("data; @synchronisation=downpour:1", "2:4:step", [4]),
+    "one behind another": ("data; @synchronisation=downpour:1", "1:3:fetch 3:11:step", [4, 11]),
+    "a server of its own": ("data; @synchronisation=downpour:1; @servers=1", "2:6:fetch", [7]),
+    "ssp": ("data; @synchronisation=ssp:1,stale=2", "3:7:step", [7]),
+    "shat": ("data; @synchronisation=shat:1", "1:6:fetch", [7]),
+    "two at once": ("data; @synchronisation=downpour:1", "1:5:step 3:5:step", [5, 5]),
+    "it comes back": ("data; @synchronisation=downpour:1; @servers=3", "1:4:step *:7:wait4", [4]),
+}  # fmt: skip
+
+
+@pytest.mark.wide(3)
+@pytest.mark.parametrize("case", APART)
+def test_workers_go_on_without_a_lost_one_and_say_what_is_left_out(
+    case: str, tmp_path: Path
+) -> None:
+    """A server has stepped once by each gradient of the workers that there were, but for those
+    that are told to be left out, and those that a lost worker was ahead."""
+    plan, words, done = APART[case]
+    file, comes = tmp_path / "found.json", "wait" in words
+    ending, said = launched(file, plan, *words.split(), restarts=2 * comes)
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert len(said) == len([loss for g in found["generations"] for loss in g["culprit"]]) or comes
+    assert all(math.isfinite(x) for x in found["losses"])
+    own = plan.count("@servers")
+    workers, behind, expected = 4 - own, 0, 0
+    lost = iter(done)
+    for g in found["generations"]:
+        expected += workers * (g["from_step"] - behind) - g["left_out"]
+        expected += sum(max(0, next(lost) - g["from_step"]) for _ in g["culprit"])
+        workers, behind = g["ranks"] - own, g["from_step"]
+        assert g["plan"].partition("; @servers")[0] == plan.partition("; @servers")[0]
+        assert g["recovered_seconds"] < 1.0 or g["cause"].endswith("came")
+    assert next(lost, None) is None
+    assert found["updates"] == expected + workers * (EPOCHS * STEPS - behind)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("0:4:step", "do not hold first.weight whole at any step (they are behind steps ["),
+     ("own=loader 1:4:step", "workers of a loop of a script's own are at different steps (downp")],
+)  # fmt: skip
+def test_what_ends_workers_without_each_other(words: str, told: str, tmp_path: Path) -> None:
+    plan = "data; @synchronisation=downpour:1"
+    ending, _ = launched(tmp_path / "found.json", plan, *words.split())
+    assert ending.code != 0 and told in str(ending.failure)
