@@ -1,8 +1,8 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-batches=ranks | own=LOOP] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the
-command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE; FILE.begun
-is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come from
-`loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
+batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`,
+as the command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE;
+FILE.begun is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come
+from `loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
 in `between`, or what is read `once`, that takes batches `ahead`, `twice`, or `changed`.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
 a rank's memory behind one."""
@@ -38,6 +38,7 @@ from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
 from synchromesh.training.fit import fit
 from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance
+from synchromesh.training.replication import Replication
 
 ROWS, BATCH = 56, 12
 STEPS = -(-ROWS // BATCH)  # of an epoch
@@ -108,6 +109,7 @@ class Faults:
         self.before(PeerCopies, "take", "copy")
         self.behind(PeerCopies, "restore", "restored")
         self.behind(ModelState, "move", "moved")
+        self.before(Replication, "read", "room")
         self.before(Group, "exchange", "send")
         self.before(switch, "_exchange", "move")
         self.behind(Worker, "_post", "push")
@@ -262,13 +264,14 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
     name, _, value = words[0].partition("=") if words else ("", "", "")
-    words = words[name in ("replicate", "own", "batches", "rows") :]
+    words = words[name in ("replicate", "own", "batches", "rows", "resume") :]
     batches = value if name == "batches" else None
+    resume = value if name == "resume" else None
     replicate = value if name == "replicate" else replicate
     torch.set_num_threads(1)
     folder = Path(file)
     faults = Faults(words, folder.with_suffix(".begun"))
-    saved = folder.with_suffix(".saved") if words else None
+    saved = folder.with_suffix(".saved") if words or resume else None
     if name == "rows":
         pairs = [pair.split("=") for pair in value.split(",")]
         return one_process({int(step): int(rows) for step, rows in pairs}, int(epochs), folder)
@@ -276,7 +279,7 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
         return own_loop(value, faults, plan, int(epochs), folder)
     fit(
         workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
-        replicate=replicate, batches=batches,
+        replicate=replicate, batches=batches, resume=resume,
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

@@ -1,10 +1,13 @@
 """Agreement of all ranks: one answer, or one and the same error, on each of them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
+from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.manifest import CheckpointError
 from synchromesh.engine.groups import Group
+from synchromesh.values.caution import caution
 
 T = TypeVar("T")
 
@@ -25,6 +28,23 @@ def on_first(group: Group, do: Callable[[], T], what: str) -> T:
     if fault:
         raise CheckpointError(fault)
     return cast(T, answer)
+
+
+def found(path: Path, group: Group) -> Path:
+    """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
+
+    def find() -> str:
+        if not path.is_dir() or (path / manifest.NAME).exists():
+            return str(path)
+        damaged: list[str] = []
+        newest = manifest.newest(path, passed_over=damaged)
+        if newest is None:
+            raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
+        for text in damaged:
+            caution(f"{text}; the run goes on from {newest}, which is older")
+        return str(newest)
+
+    return Path(on_first(group, find, str(path)))
 
 
 def _attempt(do: Callable[[], T], what: str) -> tuple[T | None, str]:

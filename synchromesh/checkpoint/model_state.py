@@ -39,6 +39,7 @@ class ModelState:
         self._all: tuple[int, ...] | None = None  # where not all of them count
         self.moves = 0  # that are over
         self.torn = False  # whether one that changes this rank's parts was left in the middle
+        self._forgotten: frozenset[str] = frozenset()  # tensors that come with a checkpoint
         # what ranks keep for others, in the move to come
         self._lent: tuple[Mapping[str, Sides], Mapping[str, Lent]] = {}, {}
         self.placed_by = "", world.size  # the plan of `holdings`, and of how many devices
@@ -74,12 +75,16 @@ class ModelState:
         self._lent = {}, {}
         self.holdings, self.ranks, self.firsts = dict(holdings), groups.ranks, frozenset()
         self.placed_by = plan, self.world.size
+        for name in self._forgotten:
+            boxes, local = self._boxes(name), self.model.local(name)
+            self.model.place(name, local.new_empty(local_shape(boxes, local.dim())))
+        self.torn, self._forgotten = bool(self._forgotten), frozenset()
         return moved
 
     def moves_to(self, holdings: Mapping[str, Holding], ranks: tuple[int, ...]) -> Iterator[Move]:
         """Of each tensor that is not on the meta device, to where `holdings` says on `ranks`."""
         for name, new in holdings.items():
-            if not self.model.local(name).is_meta:
+            if not (self.model.local(name).is_meta or name in self._forgotten):
                 want = self.sides(new, ranks)
                 yield self._move(name, self._have(name, name), want)
                 for key in self.optimizer_state.moving(name):
@@ -109,6 +114,13 @@ class ModelState:
             for key in self.optimizer_state.moving(name):
                 if f"{name}/{key}" in own:
                     self.optimizer.state[parameter][key] = own[f"{name}/{key}"].clone()
+
+    def forget(self, holders: Collection[int]) -> str:
+        """What checkpoints have counts no more: the move to come makes room for it, and this rank
+        is torn until it is read. The rest is as of `count`, whose answer it gives."""
+        self.torn, self._forgotten = True, frozenset(self.model.persistent)
+        self.optimizer.state.clear()
+        return self.count(holders)
 
     def borrow(self, sides: Mapping[str, Sides], tensors: Mapping[str, Lent]) -> None:
         """What ranks keep for others counts in the move to come. sides: of each rank."""
@@ -140,6 +152,8 @@ class ModelState:
         not hold whole, if any: nothing has changed then."""
         left = tuple(rank if rank in holders else self.LOST for rank in self.ranks)
         for name, holding in self.holdings.items():
+            if name in self._forgotten:
+                continue
             have = [box for side in self.sides(holding, left) for box in side]
             if without([full_box(self.model.described[name].shape)], have):
                 return name

@@ -88,9 +88,9 @@ class Generation:
 class Regrouped:
     """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
     recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
-    again, the interrupted one left out. state_from: "survivors", as they were, or "peers", whose
-    copies were taken. left_out: steps of single workers that go on without each other, lost ones
-    too, whose gradients servers have not got."""
+    again, the interrupted one left out. state_from: "survivors", as they were, "peers", whose
+    copies were taken, or "disk", the newest checkpoint. left_out: steps of single workers that go
+    on without each other, lost ones too, whose gradients servers have not got."""
 
     from_step: int
     hosts: int
@@ -124,7 +124,8 @@ class Regrouped:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        copies = ", from copies in memory" if self.state_from == "peers" else ""
+        sources = {"peers": ", from copies in memory", "disk": ", from the newest checkpoint"}
+        copies = sources.get(self.state_from, "")
         again = f"; {self.lost_steps} steps are made again{copies}" if self.lost_steps else copies
         again += f"; {self.left_out} steps of single workers are left out" * bool(self.left_out)
         cause = self.cause or "ranks met anew"

@@ -16,7 +16,7 @@ from typing import Any
 from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire, address_of
 from synchromesh.launcher.rank import fall_silent, speak
 from synchromesh.launcher.stillness import Stillness, in_collective
-from synchromesh.values.fault import PARTED
+from synchromesh.values.fault import LOST, PARTED, message
 from synchromesh.values.fields import of_plain
 
 
@@ -119,6 +119,11 @@ class Member:
         if not self._asked.wait(TUNING.told):
             self._line.send({"parted": True})
         return self._asked.wait(TUNING.told)
+
+    def of_a_loss(self, error: Exception) -> bool:
+        """Whether `error` is of ranks that are lost, or come; the launcher may know it later."""
+        said = message(error)
+        return self.told or (bool(LOST.search(said)) and self.hears_of_loss(said))
 
     def _run(self) -> None:
         there = select.poll()  # files may have numbers above those that `select` takes

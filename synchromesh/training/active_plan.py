@@ -346,6 +346,21 @@ def unmeasurable(step: Step, options: Options, model: Model, several: bool, plan
     return why if options.noise_scale else ""
 
 
+def unkept(plan: Plan, options: Options, changing: bool) -> str:
+    """What of a lost rank neither others hold nor copies of its state; empty where there is no
+    such thing. changing: whether batches are."""
+    faults = {
+        "a lost rank's rows of a carry are gone": options.carry is not None,
+        f"@synchronisation={plan.synchronisation} is not kept up without a rank so far":
+            bool(plan.sync.late) or (plan.sync.alone and not plan.sync.servers),
+        "what a lost rank owed of @compression is gone": plan.compressed,
+        f"@schedule={plan.schedule} has no flush": bool(plan.kept),
+        "the noise scale is of ranks that are lost": options.noise_scale,
+        "batches that change are not kept up without a rank so far": changing,
+    }  # fmt: skip
+    return next((why for why, found in faults.items() if found), "")
+
+
 def refuse_untraced(step: Step, plan: Plan) -> None:
     """ValueError where a plan shards states, or recomputes, of a model that runs untraced."""
     served = plan.sync.servers > 0 and not plan.sync.asynchronous

@@ -139,15 +139,15 @@ class EpochParts:
     def _share_losses(self) -> None:
         """Of steps that not all ranks have seen the end of; one that none has is not a number.
         Workers that go on without each other keep their own."""
-        if self.run.trainer.plan.sync.asynchronous:
-            self.run.before = min(self.run.before, len(self.run.losses))
-            return
         done, everyone = self.run.trainer.steps - self.run.first, self.run.trainer.world.everyone
         own = [*self.run.losses, *map(float, self.run.unread)][:done]
-        counts = [int(n) for n in everyone.all_gather_json(len(own))]
-        rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
-        own += rest[len(own) - min(counts) :]
-        own += [math.nan] * (done - len(own))
+        if self.run.trainer.plan.sync.asynchronous:
+            self.run.before = min(self.run.before, len(own))
+        else:
+            counts = [int(n) for n in everyone.all_gather_json(len(own))]
+            rest = everyone.broadcast_json(own[min(counts) :], counts.index(max(counts)))
+            own += rest[len(own) - min(counts) :]
+            own += [math.nan] * (done - len(own))
         read = max(len(self.run.losses), min(self.run.before, done))  # one that comes has none
         self.run.losses = own[:read]
         self.run.unread = [torch.tensor(loss, dtype=torch.float64) for loss in own[read:]]

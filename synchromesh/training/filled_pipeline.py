@@ -70,6 +70,7 @@ class FilledPipeline:
         """A step of these micro-batches; its loss. of: what they report, which comes to `reports`.
         ValueError for losses of steps before that were none."""
         world, everyone = self._active.groups.world, self._active.groups.everyone
+        self._sums.optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
         sums = torch.zeros(len(LossSum) + 2 * len(of), dtype=torch.float64, device=world.device)
         rows = sum(m.rows.total for m in micro_batches)
         counts = [m.rows.total for m in micro_batches]

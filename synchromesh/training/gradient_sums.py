@@ -49,7 +49,8 @@ class GradientSums:
     def leave(self) -> None:
         """The plan in force ends; tensors are still where they lie under it."""
         state = self._state
-        owing = ((n, h) for n, h in state.holdings.items() if h.compressor and h.summed)
+        held = state.holdings if self._syncs else {}  # else what is owed is lost
+        owing = ((n, h) for n, h in held.items() if h.compressor and h.summed)
         self._owing = {n: state.sides(h, state.ranks) for n, h in owing}
         self._owed = self._total() if self._owing else {}
         self.close()

@@ -12,7 +12,7 @@ import torch
 
 from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint import manifest
-from synchromesh.checkpoint.agreement import on_first
+from synchromesh.checkpoint.agreement import found, on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
 from synchromesh.engine.batches import fingerprint, row_count
@@ -27,7 +27,6 @@ from synchromesh.training.integrity import Spikes
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches
-from synchromesh.values.caution import caution
 from synchromesh.values.optimizer import kind_of
 from synchromesh.values.version import VERSION
 from synchromesh.workloads.workload import Workload, is_stream
@@ -114,30 +113,28 @@ class Loop:
     def _validates(self) -> bool:
         return self.workload.valid_data is not None and self.workload.metric is not None
 
-    def _saved_before(self) -> Path | None:
-        """The folder of this run's checkpoints, where all its ranks are lost and these go on."""
-        own, folder = self.trainer.world.member, self.folder
-        if own is None or not own.anew or folder is None:
+    def _newest(self) -> Path | None:
+        """Of this run's checkpoints; None where it has written none."""
+        own, folder, everyone = self.trainer.world.member, self.folder, self.trainer.world.everyone
+        if own is None or folder is None:
             return None
-        everyone, began = self.trainer.world.everyone, own.began
+        began = own.began
         there = on_first(everyone, lambda: manifest.written_since(folder, began), "")
-        return folder if there else None
+        return found(folder, everyone) if there else None
 
-    def _checkpoint_at(self, path: Path) -> Path:
-        """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
-
-        def find() -> str:
-            if not path.is_dir() or (path / manifest.NAME).exists():
-                return str(path)
-            damaged: list[str] = []
-            newest = manifest.newest(path, passed_over=damaged)
-            if newest is None:
-                raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
-            for text in damaged:
-                caution(f"{text}; the run goes on from {newest}, which is older")
-            return str(newest)
-
-        return Path(on_first(self.trainer.world.everyone, find, str(path)))
+    def _resume(self, asked: Path | None) -> Path | None:
+        """The checkpoint from which this rank goes on."""
+        trainer, own = self.trainer, self.trainer.world.member
+        again = own is not None and own.anew  # all ranks were lost
+        path = (self._newest() if again else None) or asked
+        if path is None:
+            return None
+        path = found(path, trainer.world.everyone)
+        saved = trainer.resume(path)
+        self.since, self.best = int(saved.get("since", 0)), saved.get("best")
+        if saved.get("batch_size") == self.workload.batch_size:
+            self.rows = float(saved["rows"])
+        return path
 
     def run(self, resume: Path | None, adapt: bool) -> FitResult:
         """Trains to the end; resume: a checkpoint, or a folder of them, to go on from."""
@@ -152,13 +149,7 @@ class Loop:
             seed=self.seed, collate=w.collate, continuing=self._carries, **w.loading,
         )  # fmt: skip
         self.by.require(w, trainer, self.seed)
-        resume = self._saved_before() or resume
-        if resume is not None and not comes:
-            resume = self._checkpoint_at(resume)
-            saved = trainer.resume(resume)
-            self.since, self.best = int(saved.get("since", 0)), saved.get("best")
-            if saved.get("batch_size") == w.batch_size:
-                self.rows = float(saved["rows"])
+        resume = None if comes else self._resume(resume)
         self.rows = self.rows or w.batch_size / trainer.world.size
         self.first = trainer.steps
         trainer.on_event, reads = self._decided, events.reads_only(self.emit)
@@ -168,11 +159,12 @@ class Loop:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
         self.adapts, self.parts = adapt, EpochParts(self)
         trainer.survival.replication.place = self.parts.place
+        trainer.survival.replication.newest = None if folder is None else self._newest
         if adapt and not comes:
             trainer.adapt()
         self.follow_ranks(trainer.world.size)
         began = time.monotonic()
-        trainer.survival.offer(self._marks(asked), trainer.steps, trainer.adaptation)
+        trainer.survival.offer(self._marks(asked), trainer.steps)
         while comes or (not self.stopped and self._more()):
             self._epoch(comes)
             comes = False
@@ -362,6 +354,8 @@ class Loop:
         path, steps = self.folder / name, self.trainer.steps
         try:
             extra: dict[str, Any] = {"best": self.best, "since": self.since}
+            if self.trainer.world.member is not None:
+                extra["place"] = self.parts.place()
             if isinstance(self.batches, RankBatches):
                 extra |= {"rows": self.rows, "batch_size": self.workload.batch_size}
             self.trainer.save(path, extra=extra)

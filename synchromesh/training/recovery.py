@@ -28,16 +28,19 @@ from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
-from synchromesh.training.active_plan import ActivePlan
+from synchromesh.training.active_plan import ActivePlan, unkept
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.training.integrity import Integrity
 from synchromesh.training.replication import Replication
-from synchromesh.values.fault import LOST, message
+from synchromesh.values.fault import message
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 
 Scheduler = LRScheduler | learning_rate.ScaledRate
+
+NO_WAY = ": go on with the newest checkpoint, --resume"
+HOLD_NOT = "the ranks that are left do not hold {} whole at any step (they are behind steps {})"
 
 
 class Comes(Exception):
@@ -50,8 +53,8 @@ class Survival:
     # where the plan does not fit the ranks that there are, the first with room for the state
     FALL_BACKS: ClassVar = Plan(LayoutSpec("data")), Plan(LayoutSpec("sharded-data"))
 
-    def __init__(self, execution: Execution, loaders: Loaders) -> None:
-        self._execution, self._loaders = execution, loaders
+    def __init__(self, execution: Execution, loaders: Loaders, adaptation: Adaptation) -> None:
+        self._execution, self._loaders, self._adaptation = execution, loaders, adaptation
         self._comes = execution.world.alone  # holds nothing that counts
         # the plan, where one is in force that was left of it, and that one
         self._wanted: tuple[Plan, Plan] | None = None
@@ -60,7 +63,9 @@ class Survival:
         self._plan = self.FALL_BACKS[0]  # that a recovery is to go on with
         self._seen = Seen(0, -1, ())  # before it
         self._left_out = 0
-        self._offered: tuple[dict[str, str], Adaptation | None] = {}, None
+        self._latest = 0  # step that one of the ranks has done
+        self._lacks = ""  # as `_lacking`
+        self._marks: dict[str, str] = {}  # of what this rank could take part in
         self.replication, self.integrity = Replication(execution, loaders), Integrity(execution)
 
     @classmethod
@@ -68,29 +73,28 @@ class Survival:
         """With which a rank begins: one that comes hears of the others' plan later."""
         return cls.FALL_BACKS[0] if world.alone else plan
 
-    def offer(self, marks: Mapping[str, str], steps: int, adaptation: Adaptation) -> None:
+    def offer(self, marks: Mapping[str, str], steps: int) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
-            self._offered = dict(marks), adaptation
+            self._marks = dict(marks)
             self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
 
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""
-        marks, adaptation = self._offered
-        free = self._execution.world.alone or adaptation is None or not self.refused(adaptation)
-        own.offer(marks if free else {})
+        free = self._execution.world.alone or not (self._lacking or self._ending)
+        own.offer(self._marks if free else {})
 
     @property
     def own_loop(self) -> bool:
         """Whether the run is elastic, and the loop is not `fit`'s (training/own_loop.py)."""
-        return self._execution.world.member is not None and not self._offered[0]
+        return self._execution.world.member is not None and not self._marks
 
     def ends(self, error: Exception) -> bool:
         """Whether `error` of a call in an own loop is of a loss."""
         own = self._execution.world.member
-        return own is not None and self.own_loop and _of_a_loss(error, own)
+        return own is not None and self.own_loop and own.of_a_loss(error)
 
     def close(self) -> None:
         """Nobody can come any more."""
@@ -143,10 +147,10 @@ class Survival:
         """Behind `error` of a call that others did not end. Raises it where no rank is lost or the
         run is not elastic, and RuntimeError where it cannot go on. complete: what makes a step
         complete whose gradients are summed."""
-        began, own, state = time.monotonic(), self._execution.world.member, self._execution.state
-        if own is None or not _of_a_loss(error, own):
+        began, own = time.monotonic(), self._execution.world.member
+        if own is None or not (isinstance(error, Comes) or own.of_a_loss(error)):
             raise error
-        if (why := self.refused(trainer.adaptation)) and not isinstance(error, Comes):
+        if (why := self._ending) and not isinstance(error, Comes):
             own.refuse(why)
             raise RuntimeError(f"{message(error)}; the run ends: {why}") from error
         if error.__traceback__ is not None:
@@ -156,66 +160,81 @@ class Survival:
         if self._wanted is not None and active.plan == self._wanted[1]:
             self._plan = self._wanted[0]
         self._seen = self._execution.workers.leave(trainer.steps)
-        lost, came, newest, latest = list[Loss](), 0, trainer.steps, 0
-        self.replication.back = None
+        self._lacks, self._latest, lost, came = self._lacking, 0, list[Loss](), 0
+        self.replication.back = self.replication.disk = None
         while True:
-            number, moves = own.number, state.moves
+            number = own.number
             try:
-                newest, first, of_ranks = self._meet(own, trainer, active, complete)
-                latest, came = max(latest, of_ranks), came + own.came
-                shared = self._shared(trainer.scheduler, self._plan, first)
-                if shared["moves"]:  # so that there is a way back
-                    self.replication.keep(newest, trainer.scheduler, alone=True)
-                self._regroup(active, Plan.parse(shared["plan"]), own.stay)
-                self.replication.moved()
-                self._adopt(shared, trainer.scheduler)
-                trainer.steps = newest
-                trainer.adaptation.end()
-                self.replication.begin()
+                self._go_on(own, trainer, active, complete)
+                came += own.came
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
-                own.settled, own.steps, self._comes = own.number, newest, False
-                leave, hosts = size - own.stay, len({*own.hosts})
+                own.settled, own.steps, self._comes = own.number, trainer.steps, False
+                leave, hosts, again = (
+                    size - own.stay,
+                    len({*own.hosts}),
+                    self._latest - trainer.steps,
+                )
                 return Regrouped(
-                    newest, hosts, size, in_force, tuple(lost), came, leave, took, latest - newest,
-                    "survivors" if self.replication.back is None else "peers", self._left_out,
+                    trainer.steps, hosts, size, in_force, tuple(lost), came, leave, took, again,
+                    self.replication.state_from, self._left_out,
                 )  # fmt: skip
             except NoGeneration:
                 raise
             except Exception as other:
-                if own.number == number or not _of_a_loss(other, own):
+                if own.number == number or not own.of_a_loss(other):
                     raise  # no other loss is the cause
                 lost += own.lost
+                came += own.came
+
+    def _go_on(
+        self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
+    ) -> None:
+        """With the ranks that are left, and those that come."""
+        state, moves = self._execution.state, self._execution.state.moves
+        newest, first = self._meet(own, trainer, active, complete)
+        shared = self._shared(trainer.scheduler, self._plan, first)
+        if shared["moves"]:  # so that there is a way back
+            self.replication.keep(newest, trainer.scheduler, alone=True)
+        try:
+            self._regroup(active, Plan.parse(shared["plan"]), own.stay)
+            self.replication.moved()
+            self._adopt(shared, trainer.scheduler)
+            self.replication.read()
+        finally:
             if state.moves != moves:  # what this rank holds is of that step
                 trainer.steps = newest
+        self._adaptation.end()
+        self.replication.begin()
 
-    def refused(self, adaptation: Adaptation) -> str:
-        """Why other ranks would not go on as one device would; empty where they do."""
-        execution, active = self._execution, self._execution.latest
-        plan, step = active.plan, active.step
+    @property
+    def _lacking(self) -> str:
+        """What ranks that are left lack, so that all go on with a checkpoint, and nobody comes."""
+        batches = self._adaptation.batches
+        changing = not (batches is None or batches.of_ranks)
+        return unkept(self._execution.latest.plan, self._execution.options, changing)
+
+    @property
+    def _ending(self) -> str:
+        """Why a loss ends the run; empty where it does not."""
+        execution, lacks = self._execution, self._lacking
+        plan, step = execution.latest.plan, execution.latest.step
         attributes = step.opaque and bool({*step.changed} - execution.model.buffers.keys())
         faults = {
-            "a lost rank's rows of a carry are gone": execution.options.carry is not None,
-            f"@synchronisation={plan.synchronisation} is not kept up without a rank so far":
-                bool(plan.sync.late) or (plan.sync.alone and not plan.sync.servers),
+            lacks: bool(lacks) and self.replication.newest is None,
             f"workers of a loop of a script's own are at different steps ({plan.synchronisation})":
                 self.own_loop and plan.sync.asynchronous,
-            "what a lost rank owed of @compression is gone": plan.compressed,
-            f"@schedule={plan.schedule} has no flush": bool(plan.kept),
-            "the noise scale is of ranks that are lost": execution.options.noise_scale,
-            "batches that change are not kept up without a rank so far":
-                not (adaptation.batches is None or adaptation.batches.of_ranks),
             "an untraced forward has changed attributes": attributes,
             "a GPU's collectives are not left so far": execution.world.backend != "gloo",
         }  # fmt: skip
         why = next((why for why, found in faults.items() if found), "")
-        return why and f"{why}: go on with the newest checkpoint, --resume"
+        return f"{why}{NO_WAY}" if why else ""
 
     def _meet(
         self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
-    ) -> tuple[int, int, int]:
-        """Meets the ranks that are left. The step behind which they go on, the first of those who
-        hold it, and the last step that one of them has done."""
+    ) -> tuple[int, int]:
+        """Meets the ranks that are left. The step behind which they go on, and the first of those
+        who hold it."""
         execution, world, state = self._execution, self._execution.world, self._execution.state
         world.cut()
         execution.lose()
@@ -237,21 +256,27 @@ class Survival:
         if progress.apart:  # servers have all that counts
             steps_of = [progress.newest if steps >= 0 else steps for steps in steps_of]
         self._left_out = progress.left_out
-        if len({moves for _, moves in table}) > 1:  # another one was lost while it moved
-            missing = "the state under one plan"
+        self._latest = max(self._latest, *steps_of)
+        if self._lacks:
+            missing = self._lacks
+        elif len({moves for _, moves in table}) > 1:  # another one was lost while it moved
+            missing = HOLD_NOT.format("the state under one plan", steps_of)
         else:
             newest, missing = self._newest(steps_of)
             if not missing:
-                return newest, first if progress.apart else steps_of.index(newest), max(steps_of)
+                return newest, first if progress.apart else steps_of.index(newest)
         state.moves = max(int(moves) for _, moves in table)
-        newest = self.replication.restore(active)
+        trained = [rank for rank, was in enumerate(generation.before) if was != Generation.NEW]
+        return self._restore(active, trained, missing), trained[0]
+
+    def _restore(self, active: ActivePlan, trained: Sequence[int], missing: str) -> int:
+        """The step of copies, or of a checkpoint, with which ranks go on. trained: ranks."""
+        newest = -1 if self._lacks else self.replication.restore(active)
         if newest < 0:
-            raise RuntimeError(
-                f"the ranks that are left do not hold {missing} whole at any step (they are "
-                f"behind steps {steps_of}): go on with the newest checkpoint, --resume"
-            )
-        first = next(r for r, own in enumerate(generation.before) if own != Generation.NEW)
-        return newest, first, progress.newest
+            newest = self.replication.restore_from_disk(trained)
+        if newest < 0:
+            raise RuntimeError(f"{missing}{NO_WAY}")
+        return newest
 
     def _complete(self, trainer: "Recovering", complete: Callable[[], None]) -> SeenSteps:
         """What ranks have done; a step that this one can complete, and another has, or a server
@@ -261,7 +286,7 @@ class Survival:
             [Seen(*x) for x in self._execution.world.everyone.all_gather_json(own)]
         )
         done = progress.newest if self._summed else max([0, *progress.seen(own.worker)])
-        if done > trainer.steps:
+        if done > trainer.steps and not self._lacks:
             complete()
         return progress
 
@@ -298,7 +323,7 @@ class Survival:
             missing = self._execution.state.count(holders)
             if not missing:
                 return newest, ""
-        return -1, missing
+        return -1, HOLD_NOT.format(missing, list(steps))
 
     def _shared(self, scheduler: Scheduler | None, plan: Plan, first: int) -> Any:
         """What is no tensor: the plan of the first rank that holds the step, its scheduler and
@@ -368,14 +393,3 @@ class Recovering(Protocol):
 
     steps: int
     scheduler: Scheduler | None
-    adaptation: Adaptation
-
-
-def _of_a_loss(error: Exception, own: Member) -> bool:
-    """Whether ranks are lost, or come, and `error` is of that; the launcher may know it later."""
-    said = message(error)
-    return (
-        own.told
-        or isinstance(error, Comes)
-        or (bool(LOST.search(said)) and own.hears_of_loss(said))
-    )

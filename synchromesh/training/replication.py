@@ -3,18 +3,21 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from synchromesh.checkpoint import checkpoint
 from synchromesh.checkpoint.json_state import to_json
 from synchromesh.checkpoint.peer_copies import PeerCopies
 from synchromesh.data.loaders import Loaders
 from synchromesh.training.active_plan import ActivePlan
 from synchromesh.training.execution import Execution
 from synchromesh.training.learning_rate import ScaledRate
+from synchromesh.training.trainer_state import TrainerState
 from synchromesh.values.plan import Plan
 from synchromesh.values.size import readable
 
@@ -23,8 +26,10 @@ class Replication:
     """Behind every so many steps, as many as let copies take a share of the time, what ranks of
     one host alone have is copied; nothing where others have all of it.
 
-    place   where the training loop is, as JSON
-    back    what is no tensor of the copies that a recovery has taken"""
+    place   where the training loop is, as JSON, which its checkpoints have, too
+    newest  finds its newest checkpoint, on all ranks; None: it writes none
+    back    what is no tensor of the copies, or the checkpoint, that a recovery has taken
+    disk    that checkpoint"""
 
     SHARE: ClassVar = 0.03  # of the steps' time that copies may take; a goal
     UNTIMED: ClassVar = 8  # steps between the first two copies, until both are timed; chosen
@@ -33,7 +38,9 @@ class Replication:
         self._execution, self._loaders = execution, loaders
         self.copies = PeerCopies(execution.state, self._hosts)
         self.place: Callable[[], Any] = lambda: None
+        self.newest: Callable[[], Path | None] | None = None
         self.back: Any = None
+        self.disk: tuple[Path, TrainerState] | None = None
         self.timed: float | None = None  # when the step that goes on began
         self._due: float = math.inf  # steps until the next copy
         self._moves = -1  # of the state, when that was decided
@@ -163,3 +170,31 @@ class Replication:
         if step >= 0:
             self.back = told
         return step
+
+    def restore_from_disk(self, holders: Sequence[int]) -> int:
+        """The same of the newest checkpoint, which is read once there is room for it (`read`).
+        holders: ranks that have trained."""
+        path = None if self.newest is None else self.newest()
+        if path is None or self._execution.state.forget(holders):
+            return -1
+        extra = checkpoint.read_extra(path, self._execution.world)
+        saved = TrainerState.from_dict(extra, path)
+        self.copies.drop()
+        known = None if saved.scheduler is None else to_json(saved.scheduler, "the scheduler")
+        self.back = [known, [place.to_dict() for place in saved.cursors], saved.extra["place"]]
+        self.disk = path, saved
+        return saved.steps
+
+    def read(self) -> None:
+        """All ranks have room for what their checkpoint has, if they go on from one."""
+        if self.disk is not None:
+            self._execution.workers.forget_gradients()
+            self._execution.load(*self.disk)
+            self._execution.state.torn = False
+
+    @property
+    def state_from(self) -> str:
+        """As of `Regrouped`."""
+        if self.disk is not None:
+            return "disk"
+        return "survivors" if self.back is None else "peers"

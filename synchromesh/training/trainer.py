@@ -74,7 +74,7 @@ class Trainer:
         self.reports, self.workers = execution.reports, execution.workers
         self.sums, self._accumulation = execution.sums, Accumulation(execution)
         self.adaptation = Adaptation(execution, self.switch)
-        self.survival = survival = Survival(execution, self._loaders)
+        self.survival = survival = Survival(execution, self._loaders, self.adaptation)
         self.own_loop = OwnLoop(survival, execution, self._loaders)
 
     @property

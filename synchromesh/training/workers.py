@@ -220,6 +220,7 @@ class Workers:
 
     def leave(self, steps: int) -> Seen:
         """Ranks are lost, or come, and this one has done `steps`: what is under way is left."""
+        self._apart, self._states_apart, self.filled = False, False, None
         return Seen(steps, -1, ()) if self.served is None else self.served.leave(steps)
 
     def end(self) -> int:

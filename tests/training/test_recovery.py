@@ -329,6 +329,72 @@ def test_workers_go_on_without_a_lost_one_and_say_what_is_left_out(
     assert found["updates"] == expected + workers * (EPOCHS * STEPS - behind)
 
 
+DISK = {  # plan, faults, the steps behind which ranks go on, how many there are, those made again
+    "sharded states": ("sharded-data", "1:8:step", [5], [3], [3]),
+    "a whole epoch": ("sharded-data", "2:10:evaluate", [5], [3], [5]),
+    "tensor": ("hybrid:tensor=4", "2:11:sum", [10], [3], [1]),
+    "stages": ("pipeline:stages=2; @ranks=0-1", "1:7:update", [5], [3], [2]),
+    "when they have room for it": ("sharded-data", "1:8:step 3:8:room", [5], [2], [3]),
+    "a server": ("data; @synchronisation=server:2", "0:12:step", [10], [3], [2]),
+}  # fmt: skip
+
+
+@pytest.mark.wide(2)
+@pytest.mark.parametrize("case", DISK)
+def test_what_nobody_has_in_memory_comes_from_the_newest_checkpoint(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    plan, words, steps, ranks, again = DISK[case]
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, plan, "replicate=off", *words.split())
+    generations = gone_on(ending, file, undisturbed)
+    assert [(g["from_step"], g["ranks"]) for g in generations] == [*zip(steps, ranks, strict=True)]
+    assert [g["lost_steps"] for g in generations] == again
+    assert all(g["state_from"] == "disk" for g in generations)
+
+
+BACK = {  # plan, fault, ranks at first, the plan that goes on
+    "local": ("data; @synchronisation=local:2", "1:8:step", 4, ""),
+    "diloco": ("data; @synchronisation=diloco:3", "0:7:step", 4, ""),
+    "stale": ("data; @synchronisation=stale:1", "2:9:update", 4, ""),
+    "int8": ("data; @compression=int8", "2:6:behind", 3, ""),
+    "powersgd": ("data; @compression=powersgd:2", "1:9:agree", 4, ""),
+    "tensor": ("hybrid:tensor=2; @compression=topk:0.1", "2:6:step", 4, "data"),
+    "no flush": ("pipeline:stages=2,microbatches=2; @schedule=pipedream", "1:7:step", 2, "data"),
+}  # fmt: skip
+
+
+@pytest.mark.wide(2)
+@pytest.mark.parametrize("case", BACK)
+def test_what_a_lost_rank_alone_owed_is_of_the_newest_checkpoint(
+    case: str, tmp_path: Path
+) -> None:
+    """Against a run that is resumed from that checkpoint, on as many ranks as are left."""
+    plan, fault, ranks, then = BACK[case]
+    file, again = tmp_path / "found.json", tmp_path / "again.json"
+    ending, _ = launched(file, plan, "replicate=off", fault, ranks=ranks)
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    (generation,) = found["generations"]
+    assert (generation["from_step"], generation["state_from"]) == (STEPS, "disk")
+    saved = file.with_suffix(".saved") / "epoch-1"
+    resumed, _ = launched(again, then or plan, f"resume={saved}", ranks=ranks - 1)
+    assert resumed.code == 0, resumed.failure
+    expected = json.loads(again.read_text())
+    expected["losses"] = found["losses"][:STEPS] + expected["losses"]
+    assert apart(found, expected) < NEAR and found["metrics"] == expected["metrics"]
+
+
+def test_a_lost_server_of_workers_without_each_other_comes_from_disk(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, "data; @synchronisation=downpour:1", "0:12:step")
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    (generation,) = found["generations"]
+    assert (generation["from_step"], generation["state_from"]) == (10, "disk")
+    assert found["updates"] == 3 * (EPOCHS * STEPS - 10)  # of the server that there is now
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [("0:4:step", "do not hold first.weight whole at any step (they are behind steps ["),
