@@ -3,7 +3,8 @@ batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...] [room=BYTES] [swi
 as the command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE;
 FILE.begun is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come
 from `loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
-in `between`, or what is read `once`, that takes batches `ahead`, `twice`, or `changed`.
+in `between`, or what is read `once`, that has a `sampler` and workers, that takes batches `ahead`,
+`twice`, or `changed`.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
 a rank's memory behind one."""
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import synchromesh as sm
 from synchromesh.checkpoint import switch
@@ -207,7 +209,12 @@ def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> N
         scheduler=own.build_scheduler(optimizer),
     )  # fmt: skip
     faults.take(events.Started(trainer, None, 0, True))
-    rows = trainer.loader(own.train_data, BATCH, shuffle=True, seed=3)
+    if kind == "sampler":
+        weights, generator = [1.0 + i % 3 for i in range(ROWS)], torch.Generator().manual_seed(5)
+        sampler = WeightedRandomSampler(weights, ROWS, generator=generator)
+        rows = trainer.loader(DataLoader(samples(), BATCH, sampler=sampler, num_workers=2))
+    else:
+        rows = trainer.loader(own.train_data, BATCH, shuffle=True, seed=3)
     whole = Loader(own.train_data, BATCH, lambda n: ((0, n),), Cursor(3), Batching(True))
     for _ in range(epochs):
         given = whole if kind in ("shard", "rows") else rows

@@ -120,6 +120,7 @@ OWN = {  # how a loop of its own gets its rows, plan, faults
     "a batch ahead": ("ahead", "data", "1:2:sum 2:4:sum 3:10:sum"),
     "a batch ahead, and a call": ("ahead", "data", "2:5:update! 3:6:behind"),
     "a batch twice": ("twice", "data", "1:2:sum 2:5:sum"),
+    "a sampler and workers": ("sampler", "data", "1:2:sum 0:7:update"),
     "tensor, behind, at an epoch's end": (
         "loader",
         "hybrid:tensor=2",
@@ -136,9 +137,9 @@ def test_a_loop_of_its_own_goes_on(case: str, undisturbed: dict[str, Any], tmp_p
     ending, said = launched(file, plan, f"own={kind}", *words.split(), restarts=1)
     assert ending.code == 0, ending.failure
     found = json.loads(file.read_text())
-    if kind == "twice":
+    if kind in ("twice", "sampler"):
         alone = tmp_path / "alone.json"
-        assert launched(alone, "single", "own=twice", ranks=1)[0].code == 0
+        assert launched(alone, "single", f"own={kind}", ranks=1)[0].code == 0
         undisturbed = json.loads(alone.read_text())
     assert apart(found, undisturbed) < NEAR
     assert found["metrics"]["accuracy"] == undisturbed["metrics"]["accuracy"]
