@@ -98,6 +98,7 @@ class Faults:
         self.trainer: sm.Trainer | None = None
         self.result: dict[str, Any] = {}
         self.seconds: list[float] = []  # of steps
+        self.epochs: list[tuple[int, float | None]] = []  # that have ended, with their losses
 
     def install(self, trainer: sm.Trainer) -> None:
         for place in ("step", "update", "evaluate", "save"):
@@ -169,6 +170,8 @@ class Faults:
                 if self.mine:
                     self.install(trainer)
                 self.begun.touch()
+            case events.EpochEnded(epoch, _, loss):
+                self.epochs.append((epoch, loss))
             case events.StepDone(seconds=seconds):
                 self.seconds.append(seconds)
                 self.at("behind")
@@ -181,7 +184,7 @@ class Faults:
                 found = {"losses": result.losses, "parameters": parameters}
                 found["generations"] = [r.to_dict() for r in result.recoveries]
                 found["seconds"], state = self.seconds, trainer.state
-                found["updates"] = result.updates
+                found["updates"], found["epochs"] = result.updates, self.epochs
                 if (own := trainer.world.member) is not None:
                     held, adam = state.holdings.values(), 2.0  # bytes of state for one
                     predicted = copies_bytes(held, adam, state.ranks, own.hosts)[trainer.rank]

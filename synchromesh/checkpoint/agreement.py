@@ -30,14 +30,15 @@ def on_first(group: Group, do: Callable[[], T], what: str) -> T:
     return cast(T, answer)
 
 
-def found(path: Path, group: Group) -> Path:
-    """The checkpoint that rank 0 finds at `path`, or the newest good one in it."""
+def found(path: Path, group: Group, since: float = 0.0) -> Path:
+    """The checkpoint that rank 0 finds at `path`, or the newest good one in it (since: as of
+    `manifest.newest`)."""
 
     def find() -> str:
         if not path.is_dir() or (path / manifest.NAME).exists():
             return str(path)
         damaged: list[str] = []
-        newest = manifest.newest(path, passed_over=damaged)
+        newest = manifest.newest(path, passed_over=damaged, since=since)
         if newest is None:
             raise CheckpointError("; ".join(damaged) or f"{path}: no checkpoint lies in it")
         for text in damaged:

@@ -154,18 +154,15 @@ def by_age(folder: str | Path) -> list[Path]:
         return []
 
 
-def written_since(folder: str | Path, began: float) -> bool:
-    """Whether a finished checkpoint in `folder` is not older; began: seconds since 1970."""
-    return any(_created(path) >= began for path in by_age(folder))
-
-
 def newest(
-    folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None
-) -> Path | None:
-    """The newest undamaged checkpoint in `folder`; `passed_over` gets the faults of newer ones."""
+    folder: str | Path, besides: str | Path | None = None, passed_over: list[str] | None = None,
+    since: float = 0.0,
+) -> Path | None:  # fmt: skip
+    """The newest undamaged checkpoint in `folder`; `passed_over` gets the faults of newer ones.
+    since: seconds since 1970, before which none counts."""
     skipped = Path(besides).absolute() if besides is not None else None
     for path in by_age(folder):
-        if path.absolute() == skipped:
+        if path.absolute() == skipped or (since and _created(path) < since):
             continue
         try:
             verify(path)

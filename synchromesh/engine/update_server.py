@@ -194,9 +194,12 @@ class Server:
 
     def join(self, timeout: float | None = None) -> None:
         """Waits for the other workers' last steps; the next exchange begins anew."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            self._thread = None
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout or self.LOOK)
+            self.check()
+            if timeout is not None:
+                break
+        self._thread = None
         self.check()
         for worker in [*self._answered] if timeout is None else ():
             self._wait_for_answer(worker)

@@ -145,6 +145,8 @@ class Adaptation:
     def end(self) -> None:
         """Nothing is known of the ranks that there are now."""
         self._earlier, self.adapter = self.decisions, None
+        if self.batches is not None:
+            self.batches.regroup()
         self._forget_costs()
 
     def _forget_costs(self) -> None:

@@ -135,6 +135,11 @@ class BatchSizes:
         if rates is not None:
             rates.resize(loader.batch_size)
 
+    def regroup(self) -> None:
+        """There are other ranks, of which nothing is known."""
+        self._of_step = self._prices = None
+        self._likely = []
+
     def note(self, step: int, to_come: int) -> BatchChange | None:
         """At the end of a step. step: done; to_come: 0 where that is not known."""
         began, meter = time.perf_counter(), self._execution.noise

@@ -1,6 +1,7 @@
 """The parts of an epoch, one after the other, while ranks are lost or come."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,9 @@ class _Place:
     """Where a run is, of which a rank that comes knows nothing; names as of `EpochRun`."""
 
     epoch: int
+    part: int  # of the epoch
     first: int
     rows: float
-    trained: int
     before: int
     since: int
     best: float | None
@@ -49,10 +50,14 @@ class EpochRun(Protocol):
     ended: EpochEnded | None
     stopped: str
     epoch: int
+    part: int
     first: int
     rows: float
     trained: int
+    began: float
+    aside: float
     before: int
+    known: dict[int, int]
     since: int
     best: float | None
     since_best: tuple[int, float | None]
@@ -83,6 +88,7 @@ class EpochParts:
                     self.run.follow_ranks(untold[0].ranks - untold[0].leave)
                     del untold[0]
                 if at < len(parts):
+                    self.run.part = at
                     parts[at](self.run.epoch)
                 at += 1
             except Exception as error:
@@ -92,8 +98,9 @@ class EpochParts:
                 self.run.step_seconds.clear()
                 back = self.run.trainer.survival.replication.back
                 if back is not None and self.run.epoch:
-                    recoveries, at = self.run.recoveries, 0
-                    self._come(of_plain(_Place, back[-1], "place"))
+                    recoveries, place = self.run.recoveries, of_plain(_Place, back[-1], "place")
+                    at = place.part + 1 if place.part else 0  # what has made it is done
+                    self._come(place)
                     self.run.recoveries = recoveries
 
     def _meet(self, at: int, end: int) -> int:
@@ -119,27 +126,38 @@ class EpochParts:
         """Where this rank is, as JSON."""
         run = self.run
         return to_plain(_Place(
-            run.epoch, run.first, run.rows, run.trained, run.before, run.since, run.best,
+            run.epoch, run.part, run.first, run.rows, run.before, run.since, run.best,
             *run.since_best, run.ended, tuple(run.recoveries), run.stopped,
             None if run.folder is None else str(run.folder),
         ))  # fmt: skip
 
     def _come(self, place: _Place) -> None:
-        """This rank is where the others are."""
+        """This rank is where the others are, or were. Losses that it knows are from `first` on,
+        and of its own where workers go on without each other."""
         run = self.run
-        run.epoch, run.first, run.trained = place.epoch, place.first, place.trained
+        before = place.before if run.epoch == 0 or place.first == run.first else 0
+        run.first = run.first if run.epoch else place.first
+        run.epoch, run.before = place.epoch, run.known.get(place.epoch, before)
+        end = run.known.get(place.epoch + 1)
+        if end is not None and end <= len(run.losses):  # of epochs that are made again
+            del run.losses[end:]
+            run.unread.clear()
+        run.known = {epoch: n for epoch, n in run.known.items() if epoch <= place.epoch}
+        run.trained, run.began, run.aside = 0, time.monotonic(), 0.0
         run.rows = place.rows
-        run.before, run.ended, run.stopped = place.before, place.ended, place.stopped
+        run.ended, run.stopped = place.ended, place.stopped
         run.since, run.best = place.since, place.best
         run.since_best = place.since_then, place.best_then
         run.recoveries = [*place.recoveries]
         run.folder = None if place.folder is None else Path(place.folder)
-        run.emit(events.EpochStarted(run.epoch, run.loader.done, run.loader.batches))
+        if not place.part:
+            run.emit(events.EpochStarted(run.epoch, run.loader.done, run.loader.batches))
 
     def _share_losses(self) -> None:
         """Of steps that not all ranks have seen the end of; one that none has is not a number.
         Workers that go on without each other keep their own."""
-        done, everyone = self.run.trainer.steps - self.run.first, self.run.trainer.world.everyone
+        everyone = self.run.trainer.world.everyone
+        done = max(0, self.run.trainer.steps - self.run.first)
         own = [*self.run.losses, *map(float, self.run.unread)][:done]
         if self.run.trainer.plan.sync.asynchronous:
             self.run.before = min(self.run.before, len(own))

@@ -110,7 +110,9 @@ class FitResult:
     ranks: int
     steps: int  # of the run, as are epochs, of which whole ones count
     epochs: int
-    losses: tuple[float, ...]  # global mean loss of each step of this call
+    # global mean loss of each step of this call; where workers go on without each other, this
+    # one's of those that it has made
+    losses: tuple[float, ...]
     loss: float | None  # mean over the steps of the last epoch
     metrics: dict[str, float]  # of the last validation
     best: float | None  # of the number by which epochs are compared (`fit`: best)

@@ -66,8 +66,10 @@ class Loop:
     first: int = 0  # steps that were done before this call
     # of this epoch:
     epoch: int = 0  # from 1
+    part: int = 0  # of `EpochParts`
     trained: int = 0  # rows
-    before: int = 0  # losses of earlier ones
+    before: int = 0  # losses of earlier ones, of this rank
+    known: dict[int, int] = field(default_factory=dict)  # the same, by epoch
     began: float = 0.0
     seconds: float = 0.0  # of its steps
     since_best: tuple[int, float | None] = (0, None)  # as `since` and `best` were when it began
@@ -119,8 +121,8 @@ class Loop:
         if own is None or folder is None:
             return None
         began = own.began
-        there = on_first(everyone, lambda: manifest.written_since(folder, began), "")
-        return found(folder, everyone) if there else None
+        there = on_first(everyone, lambda: bool(manifest.newest(folder, since=began)), "")
+        return found(folder, everyone, began) if there else None
 
     def _resume(self, asked: Path | None) -> Path | None:
         """The checkpoint from which this rank goes on."""
@@ -224,7 +226,8 @@ class Loop:
         if not comes:
             self._grow()
             self.epoch, self.trained = self.loader.cursor.epoch + 1, 0
-            self.before, self.since_best = len(self.losses), (self.since, self.best)
+            self.before = self.known[self.epoch] = len(self.losses)
+            self.since_best = self.since, self.best
             self.emit(events.EpochStarted(self.epoch, self.loader.done, self.loader.batches))
         parts = self._steps_of, self._end_steps, self._validate, self._save_epoch, self._close
         self.parts.do(parts, comes)

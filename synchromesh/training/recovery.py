@@ -205,6 +205,8 @@ class Survival:
             if state.moves != moves:  # what this rank holds is of that step
                 trainer.steps = newest
         self._adaptation.end()
+        if self.replication.disk is not None:
+            self._adaptation.resume()
         self.replication.begin()
 
     @property
@@ -275,7 +277,8 @@ class Survival:
         if newest < 0:
             newest = self.replication.restore_from_disk(trained)
         if newest < 0:
-            raise RuntimeError(f"{missing}{NO_WAY}")
+            none = "" if self.replication.newest is None else ", nor has this run a checkpoint yet"
+            raise RuntimeError(f"{missing}{none}{NO_WAY}")
         return newest
 
     def _complete(self, trainer: "Recovering", complete: Callable[[], None]) -> SeenSteps:

@@ -177,8 +177,9 @@ class Replication:
         path = None if self.newest is None else self.newest()
         if path is None or self._execution.state.forget(holders):
             return -1
-        extra = checkpoint.read_extra(path, self._execution.world)
-        saved = TrainerState.from_dict(extra, path)
+        saved = TrainerState.from_dict(checkpoint.read_extra(path, self._execution.world), path)
+        if "place" not in saved.extra:  # it was saved by the caller
+            return -1
         self.copies.drop()
         known = None if saved.scheduler is None else to_json(saved.scheduler, "the scheduler")
         self.back = [known, [place.to_dict() for place in saved.cursors], saved.extra["place"]]

@@ -299,6 +299,7 @@ APART = {  # plan, faults; the steps of each lost worker whose gradients its ser
     "ssp": ("data; @synchronisation=ssp:1,stale=2", "3:7:step", [7]),
     "shat": ("data; @synchronisation=shat:1", "1:6:fetch", [7]),
     "two at once": ("data; @synchronisation=downpour:1", "1:5:step 3:5:step", [5, 5]),
+    "at an epoch's end": ("data; @synchronisation=downpour:1", "2:5:drain", [5]),
     "it comes back": ("data; @synchronisation=downpour:1; @servers=3", "1:4:step *:7:wait4", [4]),
 }  # fmt: skip
 
@@ -352,6 +353,34 @@ def test_what_nobody_has_in_memory_comes_from_the_newest_checkpoint(
     assert [(g["from_step"], g["ranks"]) for g in generations] == [*zip(steps, ranks, strict=True)]
     assert [g["lost_steps"] for g in generations] == again
     assert all(g["state_from"] == "disk" for g in generations)
+    epochs = json.loads(file.read_text())["epochs"]  # none of them twice
+    assert [epoch for epoch, _ in epochs] == [1, 2, 3]
+    expected = [loss for _, loss in undisturbed["epochs"]]
+    assert [loss for _, loss in epochs] == pytest.approx(expected, abs=NEAR)
+
+
+def test_a_loss_behind_the_loss_of_all(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """The ranks that have begun anew know losses of their own steps."""
+    file, words = tmp_path / "found.json", "0:7:step 1:7:step 2:7:step 3:8:step"
+    ending, _ = launched(
+        file, "sharded-data", "replicate=off", *words.split(), ranks=3, restarts=2
+    )
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert found["generations"][0]["state_from"] == "disk"
+    expected = {**undisturbed, "losses": undisturbed["losses"][STEPS:]}
+    assert apart(found, expected) < NEAR
+
+
+@pytest.mark.wide(1)
+@pytest.mark.parametrize("batches", ["1:x2", "auto:6-24"])
+def test_batches_that_change_go_on_from_disk(batches: str, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, "data", f"batches={batches}", "1:6:step")
+    assert ending.code == 0, ending.failure
+    found = json.loads(file.read_text())
+    assert [g["state_from"] for g in found["generations"]] == ["disk"]
+    assert all(math.isfinite(loss) for loss in found["losses"])
 
 
 BACK = {  # plan, fault, ranks at first, the plan that goes on
