@@ -316,7 +316,8 @@ def test_workers_go_on_without_a_lost_one_and_say_what_is_left_out(
     ending, said = launched(file, plan, *words.split(), restarts=2 * comes)
     assert ending.code == 0, ending.failure
     found = json.loads(file.read_text())
-    assert len(said) == len([loss for g in found["generations"] for loss in g["culprit"]]) or comes
+    told = [text for line in said for text in line.split("; ")]
+    assert comes or len(told) == sum(len(g["culprit"]) for g in found["generations"])
     assert all(math.isfinite(x) for x in found["losses"])
     own = plan.count("@servers")
     workers, behind, expected = 4 - own, 0, 0
@@ -326,7 +327,6 @@ def test_workers_go_on_without_a_lost_one_and_say_what_is_left_out(
         expected += sum(max(0, next(lost) - g["from_step"]) for _ in g["culprit"])
         workers, behind = g["ranks"] - own, g["from_step"]
         assert g["plan"].partition("; @servers")[0] == plan.partition("; @servers")[0]
-        assert g["recovered_seconds"] < 1.0 or g["cause"].endswith("came")
     assert next(lost, None) is None
     assert found["updates"] == expected + workers * (EPOCHS * STEPS - behind)
 
