@@ -35,7 +35,7 @@ def found(path: Path, group: Group, since: float = 0.0) -> Path:
     `manifest.newest`)."""
 
     def find() -> str:
-        if not path.is_dir() or (path / manifest.NAME).exists():
+        if not since and (not path.is_dir() or (path / manifest.NAME).exists()):
             return str(path)
         damaged: list[str] = []
         newest = manifest.newest(path, passed_over=damaged, since=since)

@@ -23,7 +23,7 @@ class _Place:
     """Where a run is, of which a rank that comes knows nothing; names as of `EpochRun`."""
 
     epoch: int
-    part: int  # of the epoch
+    part: int  # of the epoch, that is over but for what was written; 0: it is in its steps
     first: int
     rows: float
     before: int
@@ -99,7 +99,7 @@ class EpochParts:
                 back = self.run.trainer.survival.replication.back
                 if back is not None and self.run.epoch:
                     recoveries, place = self.run.recoveries, of_plain(_Place, back[-1], "place")
-                    at = place.part + 1 if place.part else 0  # what has made it is done
+                    at = place.part + 1 if place.part else 0
                     self._come(place)
                     self.run.recoveries = recoveries
 
@@ -122,11 +122,11 @@ class EpochParts:
             self.run.stopped = ""  # it is asked again
         return at
 
-    def place(self) -> Any:
-        """Where this rank is, as JSON."""
+    def place(self, part: int = 0) -> Any:
+        """Where this rank is, as JSON. part: that makes a checkpoint."""
         run = self.run
         return to_plain(_Place(
-            run.epoch, run.part, run.first, run.rows, run.before, run.since, run.best,
+            run.epoch, part, run.first, run.rows, run.before, run.since, run.best,
             *run.since_best, run.ended, tuple(run.recoveries), run.stopped,
             None if run.folder is None else str(run.folder),
         ))  # fmt: skip

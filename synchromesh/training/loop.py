@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from synchromesh.adapt.decision import Decision
-from synchromesh.checkpoint import manifest
 from synchromesh.checkpoint.agreement import found, on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
@@ -120,9 +119,11 @@ class Loop:
         own, folder, everyone = self.trainer.world.member, self.folder, self.trainer.world.everyone
         if own is None or folder is None:
             return None
-        began = own.began
-        there = on_first(everyone, lambda: bool(manifest.newest(folder, since=began)), "")
-        return found(folder, everyone, began) if there else None
+        try:
+            return found(folder, everyone, own.began)
+        except CheckpointError as error:  # the same on all ranks
+            self.trainer.options.say(str(error))
+            return None
 
     def _resume(self, asked: Path | None) -> Path | None:
         """The checkpoint from which this rank goes on."""
@@ -358,7 +359,7 @@ class Loop:
         try:
             extra: dict[str, Any] = {"best": self.best, "since": self.since}
             if self.trainer.world.member is not None:
-                extra["place"] = self.parts.place()
+                extra["place"] = self.parts.place(self.part)
             if isinstance(self.batches, RankBatches):
                 extra |= {"rows": self.rows, "batch_size": self.workload.batch_size}
             self.trainer.save(path, extra=extra)

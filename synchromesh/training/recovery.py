@@ -170,13 +170,9 @@ class Survival:
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
                 own.settled, own.steps, self._comes = own.number, trainer.steps, False
-                leave, hosts, again = (
-                    size - own.stay,
-                    len({*own.hosts}),
-                    self._latest - trainer.steps,
-                )
                 return Regrouped(
-                    trainer.steps, hosts, size, in_force, tuple(lost), came, leave, took, again,
+                    trainer.steps, len({*own.hosts}), size, in_force, tuple(lost), came,
+                    size - own.stay, took, self._latest - trainer.steps,
                     self.replication.state_from, self._left_out,
                 )  # fmt: skip
             except NoGeneration:
@@ -198,6 +194,7 @@ class Survival:
             self.replication.keep(newest, trainer.scheduler, alone=True)
         try:
             self._regroup(active, Plan.parse(shared["plan"]), own.stay)
+            self._execution.world.everyone.all_gather_json(0)  # all have moved
             self.replication.moved()
             self._adopt(shared, trainer.scheduler)
             self.replication.read()

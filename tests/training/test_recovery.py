@@ -331,6 +331,18 @@ def test_workers_go_on_without_a_lost_one_and_say_what_is_left_out(
     assert found["updates"] == expected + workers * (EPOCHS * STEPS - behind)
 
 
+def test_an_epoch_is_validated_where_ranks_go_back_in_a_recovery(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """One rank is lost in its validation, another one while parts move behind that."""
+    file = tmp_path / "found.json"
+    ending, _ = launched(file, "hybrid:tensor=2", "replicate=99", "1:5:evaluate", "2:5:move")
+    (generation,) = gone_on(ending, file, undisturbed)
+    assert (generation["from_step"], generation["ranks"]) == (5, 2)
+    epochs = json.loads(file.read_text())["epochs"]
+    assert [epoch for epoch, _ in epochs] == [1, 2, 3]
+
+
 DISK = {  # plan, faults, the steps behind which ranks go on, how many there are, those made again
     "sharded states": ("sharded-data", "1:8:step", [5], [3], [3]),
     "a whole epoch": ("sharded-data", "2:10:evaluate", [5], [3], [5]),
