@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders
 from synchromesh.launcher.generation import address_of
-from synchromesh.launcher.machine import addresses
+from synchromesh.launcher.machine import addresses, linked
 from synchromesh.values.extras import require
 from synchromesh.values.fields import of_plain, to_plain
 
@@ -40,11 +40,12 @@ class LighthouseTuning:
 
     turn: float = 0.1  # between two quorums
     silent: float = 4.0  # a host without a word ...
-    # ... or that misses quorums for so long, where a rank has lost a connection with it
+    # ... or that misses quorums for so long, where a rank has lost a connection with it ...
     parted: float = 0.6
-    join: float = 0.2  # for hosts that have spoken before, until there is a quorum without them
+    quiet: float = 0.2  # ... or says nothing so long, has none with the Lighthouse either
+    join: float = 0.1  # for hosts that have spoken before, until there is a quorum without them
     call: float = 1.0  # a connection or an answer
-    beat: float = 3.0  # one that is silent counts for the Lighthouse's majority no longer
+    beat: float = 1.5  # one that is silent counts for the Lighthouse's majority no longer
     unreached: float = 3.9  # the Lighthouse, until this host ends its ranks: before others go on
     forget: float = 30.0  # a host without a word, also what it said
     answer: float = 30.0  # of a coordinator, which may be started later
@@ -179,13 +180,25 @@ class Lighthouse:
         now, others, there = time.monotonic(), [*self._others.items()], list[HostRanks]()
         parted = self._parted()
         asked = self._quorum if len(others) > 1 else now  # one of two is no majority: no quorum
+        quiet = [n for n, (_, heard, _) in others if now - heard > LIMITS.quiet]
+        ended = self._ended([n for n in quiet if self.orders.leave or address_of(n) in parted])
         for name, (_, heard, state) in others:
             missed = address_of(name) in parted and asked - heard > LIMITS.parted
-            if missed or now - heard > LIMITS.silent:
+            if missed or name in ended or now - heard > LIMITS.silent:
                 self._others.pop(name, None)
             else:
                 there.append(replace(state, unheard=now - heard))
         return there
+
+    def _ended(self, quiet: Sequence[str]) -> set[str]:
+        """Hosts whose launchers have no connection with the Lighthouse: a pause leaves it."""
+        there = linked(self._address[1]) if quiet else None
+        return set() if there is None else {n for n in quiet if address_of(n) not in there}
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
 
     def _parted(self) -> set[str]:
         """Addresses with which ranks have lost a connection, while nobody is known to be lost."""
@@ -226,7 +239,7 @@ class Lighthouse:
                 client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.call))
                 # no address, store or step: all is in what is given along
                 quorum = client.quorum(
-                    self._sealed.name, LIMITS.of(2 * LIMITS.call), "", "", 0, 1, False, said
+                    self._sealed.name, LIMITS.of(LIMITS.call), "", "", 0, 1, False, said
                 )
             except Exception:  # also what is not JSON, of a stranger
                 client = None
@@ -285,9 +298,8 @@ class Lighthouse:
             self.orders = Orders(self.orders.number, apart=True, end=why)
 
     def _refused(self) -> bool:
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
         try:
-            socket.create_connection((host, int(port)), LIMITS.turn).close()
+            socket.create_connection(self._address, LIMITS.turn).close()
         except ConnectionRefusedError:
             return True
         except OSError:

@@ -23,6 +23,7 @@ from synchromesh.values.version import VERSION
 LAB = "SYNCHROMESH_LAB"  # set where hosts are emulated
 CGROUPS = Path("/sys/fs/cgroup")
 SIOCGIFADDR = 0x8915
+ESTABLISHED = "01"  # a state in /proc/net/tcp
 VARIABLES = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR")
 
 
@@ -242,6 +243,19 @@ def addresses() -> dict[str, str]:
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+def linked(port: int) -> set[str] | None:
+    """Addresses from which others have connections with this host's port; None where the kernel
+    does not tell."""
+    rows = [line.split()[1:4] for line in system_file("/proc/net/tcp").splitlines()[1:]]
+    found = [far for near, far, state in rows if state == ESTABLISHED and _port(near) == port]
+    hosts = {struct.pack("=I", int(far.partition(":")[0], 16)) for far in found}
+    return {socket.inet_ntoa(host) for host in hosts} if rows else None
+
+
+def _port(end: str) -> int:
+    return int(end.partition(":")[2], 16)
 
 
 def _own_address() -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from synchromesh.launcher.coordinator import Coordinator, HostRanks, RankState
 from synchromesh.launcher.lighthouse import Lighthouse, Sealed, reaching, token_of
+from synchromesh.launcher.machine import linked
 
 TOKEN = b"0123456789abcdef"
 HOST = "127.0.0.1"
@@ -131,6 +132,27 @@ def test_a_host_whose_connections_are_closed_is_missed_sooner(run: Run) -> None:
     began = time.monotonic()
     assert run.until(lambda: bool(run.first.orders.lost), **of_c)
     assert time.monotonic() - began < 1.5 and run.first.orders.lost[0].rank == 1
+
+
+def test_a_host_without_a_connection_is_missed_at_once(run: Run) -> None:
+    name = "127.0.0.2/b"  # as its client has no connection from there, it never has one
+    b, of_c = run.other(name), {"met": 1, "parted": "127.0.0.2"}
+    assert run.until(lambda: b(state(name)).number == 1)
+    assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # b speaks
+    b._closed.set()
+    b._thread.join()
+    began = time.monotonic()
+    assert run.until(lambda: bool(run.first.orders.lost), **of_c)
+    assert time.monotonic() - began < 0.5 and run.first.orders.lost[0].rank == 1
+
+
+def test_connections_from_an_address() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        assert linked(port) == set()
+        with socket.create_connection((HOST, port), source_address=("127.0.0.3", 0)):
+            assert linked(port) == {"127.0.0.3"}
+        assert linked(port) == set()
 
 
 def test_without_the_coordinator_a_host_ends(run: Run) -> None:
