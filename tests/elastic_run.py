@@ -1,10 +1,10 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`,
-as the command of an elastic launch. Rank 0 of the end writes losses and parameters to FILE;
-FILE.begun is there once it trains. own: a loop of its own in place of `fit`'s, whose batches come
-from `loader`, by `shard`, or are its `rows`, or whose steps are made of `parts`, or that evaluates
-in `between`, or what is read `once`, that has a `sampler` and workers, that takes batches `ahead`,
-`twice`, or `changed`.
+compare=K | batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...] [room=BYTES]
+[switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end writes losses and
+parameters to FILE; FILE.begun is there once it trains. own: a loop of its own in place of `fit`'s,
+whose batches come from `loader`, by `shard`, or are its `rows`, or whose steps are made of
+`parts`, or that evaluates in `between`, or what is read `once`, that has a `sampler` and workers,
+that takes batches `ahead`, `twice`, or `changed`.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
 a rank's memory behind one."""
 
@@ -83,7 +83,8 @@ def workload() -> sm.Workload:
 class Faults:
     """Where this process ends itself. words: RANK:STEPS:PLACE; the rank is of the beginning, steps
     are done then. Places are what `install` names, and `behind` a step; behind one with a `!` the
-    rank lives, and its call fails as one does where another rank is lost."""
+    rank lives, and its call fails as one does where another rank is lost; with a `~` a bit of it
+    flips."""
 
     def __init__(self, words: Sequence[str], begun: Path) -> None:
         self.begun = begun
@@ -141,6 +142,10 @@ class Faults:
 
     def at(self, place: str) -> None:
         self.wait(place)
+        if self.trainer is not None and (self.trainer.steps, f"{place}~") in self.mine:
+            self.mine.remove((self.trainer.steps, f"{place}~"))
+            weight = self.trainer.model.parameters["first.weight"].data
+            weight.view(-1).view(torch.int64)[0] ^= 1 << 30  # a bit of the mantissa
         if self.trainer is not None and (self.trainer.steps, place) in self.mine:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trainer is not None and (self.trainer.steps, f"{place}!") in self.mine:
@@ -274,7 +279,7 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
     name, _, value = words[0].partition("=") if words else ("", "", "")
-    words = words[name in ("replicate", "own", "batches", "rows", "resume") :]
+    words = words[name in ("replicate", "own", "batches", "rows", "resume", "compare") :]
     batches = value if name == "batches" else None
     resume = value if name == "resume" else None
     replicate = value if name == "replicate" else replicate
@@ -290,6 +295,7 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
     fit(
         workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
         replicate=replicate, batches=batches, resume=resume,
+        check_replicas=int(value) if name == "compare" else None,
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

@@ -101,6 +101,7 @@ class Orders:
     refused     by host, why its ranks cannot come
     stop        ranks stop at a step, with a checkpoint
     began       when the run did, in seconds since 1970
+    ended, done as of `Generation`
     end         why the run ends; apart: this host is, so that its ranks have nothing to save"""
 
     number: int = 0
@@ -123,6 +124,8 @@ class Orders:
     apart: bool = False
     end: str = ""
     began: float = 0.0
+    ended: float = 0.0
+    done: int = 0
 
     @property
     def urgency(self) -> int:
@@ -142,7 +145,7 @@ class Orders:
         hosts = tuple(s.host for s in self.seats)
         return Generation(
             self.number, self.seats.index(seat), self.before, self.address, self.port, hosts,
-            self.stay, self.because, self.began,
+            self.stay, self.because, self.began, self.ended, self.done,
         )  # fmt: skip
 
 
@@ -170,6 +173,7 @@ class Coordinator:
         self._met = self._built = self._grown = time.monotonic()
         self._scarce = inf  # since when there are too few hosts
         self._stops = False  # the run is to
+        self._ended, self._done = 0.0, 0  # as of `Generation`
         self.asked: set[str] = set()  # addresses of hosts that are to leave
 
     def close(self) -> None:
@@ -235,6 +239,8 @@ class Coordinator:
             self._grown = time.monotonic()
         self._hosts = there
         self._over |= {seat for seat, rank in known.items() if rank.ended}
+        steps = [r.step for r in known.values() if r.settled == self.orders.number]
+        self._done = max([self._done, *steps])
         for host in [h for h in hosts if h.failed]:
             self._fail(host)
 
@@ -303,6 +309,7 @@ class Coordinator:
         if not losses:
             return
         self._say("; ".join(map(str, losses)))
+        self._ended = time.time()
         self._change(lost=(*self.orders.lost, *losses), leave=True)
         if len({*self.orders.seats} - self._gone - self._over) < self.ranks:
             self._change(end=str(losses[0]))
@@ -375,4 +382,6 @@ class Coordinator:
             self.orders.number + 1, tuple(seats), before, self.address, port,
             stay, because=self.orders.lost, trains=True, over=self.orders.over,
             refused=self.orders.refused, stop=self.orders.stop, began=self.orders.began,
+            ended=self._ended, done=self._done,
         )  # fmt: skip
+        self._done = 0

@@ -10,8 +10,8 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
                                               run with these marks, goes on in this generation;
                                               has lost a connection with this address in one; the
                                               rest as of `Stillness`
-              {"stuck": true}                 waits in a collective that does not end
-              {"parted": true}                its calls fail as if another rank were lost
+              {"lost": "why"}                 is to be killed: it waits in a collective that has no
+                                              end, or what it has computed is wrong
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
               {"alone": true}                 the others train already: build, and be ready then
@@ -67,6 +67,8 @@ class Generation:
     stay: int  # the first so many ranks do; the others hold nothing from now on
     lost: tuple[Loss, ...]  # in the generation before
     began: float  # when the run did, in seconds since 1970
+    ended: float  # the same of when a rank was lost last
+    done: int  # steps in the one before, as far as launchers have heard
 
     @property
     def size(self) -> int:
@@ -87,10 +89,11 @@ class Generation:
 @dataclass(frozen=True)
 class Regrouped:
     """A generation of an elastic run that has begun behind `from_step`. came, leave: of ranks.
-    recovered_seconds: from the failed call until the plan is in force. lost_steps: that are made
-    again, the interrupted one left out. state_from: "survivors", as they were, "peers", whose
-    copies were taken, or "disk", the newest checkpoint. left_out: steps of single workers that go
-    on without each other, lost ones too, whose gradients servers have not got."""
+    recovered_seconds: from the failed call until the plan is in force, or, where all were lost,
+    from the last one on. lost_steps: that are made again, the interrupted one left out.
+    state_from: "survivors", as they were, "peers", whose copies were taken, "disk", the newest
+    checkpoint, or "start", as all were lost before there was one. left_out: steps of single
+    workers that go on without each other, lost ones too, whose gradients servers have not got."""
 
     from_step: int
     hosts: int
@@ -124,7 +127,11 @@ class Regrouped:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        sources = {"peers": ", from copies in memory", "disk": ", from the newest checkpoint"}
+        sources = {
+            "peers": ", from copies in memory",
+            "disk": ", from the newest checkpoint",
+            "start": ", as there is no checkpoint",
+        }
         copies = sources.get(self.state_from, "")
         again = f"; {self.lost_steps} steps are made again{copies}" if self.lost_steps else copies
         again += f"; {self.left_out} steps of single workers are left out" * bool(self.left_out)

@@ -54,7 +54,7 @@ class Member:
         self.replicate = "off"  # as of `fit`
         self.copying: tuple[str, ...] = ()  # `hosts`, where plans are to have room for copies
         self.came = self.stay = 0  # how many of its ranks have come, and stay
-        self.anew, self.began = False, 0.0  # as `Generation`
+        self.anew, self.began, self.ended, self.done = False, 0.0, 0.0, 0  # as `Generation`
         self.opened = False  # it has begun
         self._line = Wire(link)
         self.number = 0  # of the generation
@@ -87,7 +87,7 @@ class Member:
             self.parted = ""  # before the number, as of `_say`
             self.number, self.hosts, self.stay = found.number, found.hosts, found.stay
             self.lost, self.came, self.anew = found.lost, found.came, found.anew
-            self.began = found.began
+            self.began, self.ended, self.done = found.began, found.ended, found.done
             self.copying = () if self.replicate == "off" else self.hosts
             os.environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.size))
             (fall_silent if found.rank else speak)()
@@ -103,6 +103,10 @@ class Member:
         """The run does not go on without the ranks that are lost."""
         self._line.send({"refused": why})
 
+    def give_up(self, why: str) -> None:
+        """The launcher kills this rank."""
+        self._line.send({"lost": why})
+
     @property
     def told(self) -> bool:
         """Whether a rank of this generation is lost, or others come."""
@@ -117,7 +121,7 @@ class Member:
             self.parted = address or address_of(hosts.get(int(rank), ""))
             self._say()
         if not self._asked.wait(TUNING.told):
-            self._line.send({"parted": True})
+            self.give_up("has lost its connections, and no other rank is lost")
         return self._asked.wait(TUNING.told)
 
     def of_a_loss(self, error: Exception) -> bool:
@@ -152,7 +156,7 @@ class Member:
         if frame is None or self._seen is None or self._seen[0] != here:
             self._seen = here, time.monotonic()
         elif time.monotonic() - self._seen[1] > TUNING.stuck and in_collective(frame):
-            self._line.send({"stuck": True})
+            self.give_up("did not leave a collective")
 
     def _say(self) -> None:
         own = self._stillness

@@ -87,10 +87,8 @@ class Slot:
                 self.met, self.parted = int(message["met"]), str(message["parted"])
             case {"ready": int(ready)}:
                 self.ready = ready
-            case {"stuck": True}:
-                self.kill("did not leave a collective")
-            case {"parted": True}:
-                self.kill("has lost its connections, and no other rank is lost")
+            case {"lost": str(why)}:
+                self.kill(why)
         self.heard = time.monotonic()
 
     def obey(self, seat: Seat, orders: Orders) -> None:

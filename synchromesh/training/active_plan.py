@@ -1,7 +1,7 @@
 """The active plan and all that follows from it; what a plan must meet; what else users choose."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -359,6 +359,15 @@ def unkept(plan: Plan, options: Options, changing: bool) -> str:
         "batches that change are not kept up without a rank so far": changing,
     }  # fmt: skip
     return next((why for why, found in faults.items() if found), "")
+
+
+def renumbered(plan: Plan, before: Sequence[int]) -> Plan:
+    """With the new numbers of servers that compute no rows; workers serve where one of them is
+    gone. before: which rank each that stays was."""
+    if plan.servers is None:
+        return plan
+    there = tuple(before.index(rank) for rank in plan.servers if rank in before)
+    return replace(plan, servers=there if len(there) == len(plan.servers) else None)
 
 
 def refuse_untraced(step: Step, plan: Plan) -> None:

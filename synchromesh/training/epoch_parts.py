@@ -11,6 +11,7 @@ import torch
 
 from synchromesh.data.loader import Loader
 from synchromesh.launcher.generation import Regrouped
+from synchromesh.launcher.member import Member
 from synchromesh.training import events
 from synchromesh.training.events import EpochEnded, FitEvent
 from synchromesh.training.recovery import Comes
@@ -102,6 +103,18 @@ class EpochParts:
                     at = place.part + 1 if place.part else 0
                     self._come(place)
                     self.run.recoveries = recoveries
+
+    def begin_anew(self, own: Member, path: Path | None) -> float:
+        """All ranks were lost: those that are there now go on with the checkpoint, or begin again.
+        Seconds that it took."""
+        trainer, took = self.run.trainer, max(0.0, time.time() - own.ended)
+        regrouped = Regrouped(
+            trainer.steps, len({*own.hosts}), trainer.world.size, str(trainer.plan), own.lost,
+            0, 0, took, max(0, own.done - trainer.steps), "start" if path is None else "disk",
+        )  # fmt: skip
+        self.run.recoveries.append(regrouped)
+        self.run.emit(regrouped)
+        return took
 
     def _meet(self, at: int, end: int) -> int:
         """The part of an epoch that all ranks do next. A rank is in the epoch behind where it has

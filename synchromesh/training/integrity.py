@@ -23,12 +23,13 @@ from synchromesh.values.boxes import Box
 class Integrity:
     """skips: so many steps in a row whose gradients are not finite are left out, 0: it is not
     looked at. every: steps between two comparisons of replicas, 0: there are none.
-    skipped: the steps that were left out"""
+    skipped: the steps that were left out. spoiled: why what ranks have in memory does not count"""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self.skips = self.every = 0
         self.skipped: list[int] = []
+        self.spoiled = ""
         self._equal = 0  # the last step behind which replicas were
 
     def require(self, skips: int, every: int) -> None:
@@ -70,10 +71,11 @@ class Integrity:
                 "--resume"
             )
 
-    def replicas(self, steps: int) -> None:
+    def replicas(self, steps: int, saves: bool = False) -> None:
         """Behind a step: RuntimeError where ranks have not the same of what they hold alike. All
-        ranks call alike."""
-        if not self.every or steps % self.every:
+        ranks call alike. saves: a checkpoint of it is next."""
+        due = self.every and (saves or not steps % self.every)
+        if not due or steps == self._equal:
             return
         state, everyone = self._execution.state, self._execution.world.everyone
         mine = {
@@ -85,14 +87,33 @@ class Integrity:
         table: list[dict[str, int]] = everyone.all_gather_json(mine)
         for name in mine:
             marks = [of[name] for of in table]
-            if odd := _differing(state.sides(state.holdings[name], state.ranks), marks):
-                raise RuntimeError(
-                    f"{name}, or its optimizer state, is not the same on all ranks that have it: "
-                    f"{odd} behind step {steps} (all were equal behind step {self._equal}), so "
-                    "that a device computes wrongly or has changed memory: go on without it, with "
-                    f"a checkpoint of step {self._equal} or before, --resume"
-                )
+            odd, known = _differing(state.sides(state.holdings[name], state.ranks), marks)
+            if odd:
+                self._differ(name, odd, known, steps)
         self._equal = steps
+
+    def _differ(self, name: str, odd: Sequence[int], known: bool, steps: int) -> None:
+        """RuntimeError; in an elastic run the rank that differs is lost before, where it is known
+        which one does, and others go on with what they had when all were equal."""
+        what = f"{name}, or its optimizer state, is not the same on all ranks that have it"
+        text = f"that of rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} differs"
+        text = text if known else f"one of ranks {odd} differs"
+        world = self._execution.world
+        if world.member is not None and known:
+            self.spoiled = f"{what}: since step {self._equal} its gradients are in all others'"
+            if world.rank in odd:
+                world.member.give_up(f"differs from its replicas in {name} behind step {steps}")
+            world.member.hears_of_loss("")
+        raise RuntimeError(
+            f"{what}: {text} behind step {steps} (all were equal behind step {self._equal}), so "
+            "that a device computes wrongly or has changed memory: go on without it, with "
+            f"a checkpoint of step {self._equal} or before, --resume"
+        )
+
+    def restored(self, steps: int) -> None:
+        """Ranks have what they had behind an earlier step, when all were equal."""
+        self.spoiled, self._equal = "", steps
+        self.skipped = [n for n in self.skipped if n <= steps]
 
 
 def _finite(gradient: Tensor | None) -> bool:
@@ -103,8 +124,9 @@ def _finite(gradient: Tensor | None) -> bool:
     return isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
-def _differing(sides: Sequence[Sequence[Box]], marks: Sequence[int]) -> str:
-    """Of ranks with equal boxes, those whose mark is not that of most; empty: there are none."""
+def _differing(sides: Sequence[Sequence[Box]], marks: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """Of ranks with equal boxes, those whose mark is not that of most; not known: one of them is
+    so. Empty: all are equal."""
     alike = defaultdict[tuple[Box, ...], list[int]](list)
     for rank, boxes in enumerate(sides):
         if boxes:
@@ -113,11 +135,9 @@ def _differing(sides: Sequence[Sequence[Box]], marks: Sequence[int]) -> str:
         counts = Counter(marks[rank] for rank in ranks).most_common()
         if len(counts) > 1:
             most, count = counts[0]
-            others = [rank for rank in ranks if marks[rank] != most]
-            if count == counts[1][1]:
-                return f"one of ranks {ranks} differs"
-            return f"that of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))} differs"
-    return ""
+            known = count > counts[1][1]
+            return [rank for rank in ranks if not known or marks[rank] != most], known
+    return [], True
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,9 @@ class Loop:
         if adapt and not comes:
             trainer.adapt()
         self.follow_ranks(trainer.world.size)
-        began = time.monotonic()
+        began, own = time.monotonic(), trainer.world.member
+        if own is not None and own.anew:
+            began -= self.parts.begin_anew(own, resume)
         trainer.survival.offer(self._marks(asked), trainer.steps)
         while comes or (not self.stopped and self._more()):
             self._epoch(comes)
@@ -238,6 +240,8 @@ class Loop:
         loader, trainer = self.loader, self.trainer
         if loader.cursor.epoch >= epoch or (self.steps == trainer.steps and not loader.last):
             return
+        if trainer.steps == self.first and trainer.survival.from_disk:
+            self._save(f"step-{trainer.steps}")
         done, asked = loader.done, time.monotonic()
         for batch in loader:
             waited = time.monotonic() - asked
@@ -356,6 +360,7 @@ class Loop:
         if self.folder is None:
             return
         path, steps = self.folder / name, self.trainer.steps
+        self.trainer.survival.integrity.replicas(steps, saves=True)
         try:
             extra: dict[str, Any] = {"best": self.best, "since": self.since}
             if self.trainer.world.member is not None:

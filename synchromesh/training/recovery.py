@@ -28,7 +28,7 @@ from synchromesh.launcher.member import Member, NoGeneration
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
-from synchromesh.training.active_plan import ActivePlan, unkept
+from synchromesh.training.active_plan import ActivePlan, renumbered, unkept
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.training.integrity import Integrity
@@ -204,6 +204,7 @@ class Survival:
         self._adaptation.end()
         if self.replication.disk is not None:
             self._adaptation.resume()
+            self.integrity.restored(trainer.steps)
         self.replication.begin()
 
     @property
@@ -211,7 +212,15 @@ class Survival:
         """What ranks that are left lack, so that all go on with a checkpoint, and nobody comes."""
         batches = self._adaptation.batches
         changing = not (batches is None or batches.of_ranks)
-        return unkept(self._execution.latest.plan, self._execution.options, changing)
+        lacks = unkept(self._execution.latest.plan, self._execution.options, changing)
+        return self.integrity.spoiled or lacks
+
+    @property
+    def from_disk(self) -> bool:
+        """Whether the run may go on with a checkpoint soon, so that it needs one."""
+        elastic = self._execution.world.member is not None
+        alone = self._execution.workers.asynchronous
+        return elastic and bool(self._lacking or alone or self.integrity.every)
 
     @property
     def _ending(self) -> str:
@@ -241,7 +250,7 @@ class Survival:
         generation = own.next()
         if not self._comes:
             state.renumber(generation.before)
-            self._plan = _renumbered(self._plan, generation.before[: generation.stay])
+            self._plan = renumbered(self._plan, generation.before[: generation.stay])
             self.replication.copies.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
@@ -274,8 +283,8 @@ class Survival:
         if newest < 0:
             newest = self.replication.restore_from_disk(trained)
         if newest < 0:
-            none = "" if self.replication.newest is None else ", nor has this run a checkpoint yet"
-            raise RuntimeError(f"{missing}{none}{NO_WAY}")
+            yet = "" if self.replication.newest is None else ", and this run has no checkpoint yet"
+            raise RuntimeError(f"{missing}{yet or NO_WAY}")
         return newest
 
     def _complete(self, trainer: "Recovering", complete: Callable[[], None]) -> SeenSteps:
@@ -377,15 +386,6 @@ class Survival:
             learning_rate.resume(scheduler, from_json(shared["scheduler"], "scheduler"))
         if not self.own_loop:
             self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
-
-
-def _renumbered(plan: Plan, before: Sequence[int]) -> Plan:
-    """With the new numbers of servers that compute no rows; workers serve where one of them is
-    gone. before: which rank each that stays was."""
-    if plan.servers is None:
-        return plan
-    there = tuple(before.index(rank) for rank in plan.servers if rank in before)
-    return replace(plan, servers=there if len(there) == len(plan.servers) else None)
 
 
 class Recovering(Protocol):

@@ -371,6 +371,38 @@ def test_what_nobody_has_in_memory_comes_from_the_newest_checkpoint(
     assert [loss for _, loss in epochs] == pytest.approx(expected, abs=NEAR)
 
 
+FLIPS = {  # faults, the steps behind which ranks go on, those made again
+    "between two looks": ("compare=2 2:7:behind~", 5, 3),
+    "before a checkpoint": ("compare=4 1:14:behind~", 10, 5),
+    "before the first one": ("compare=2 1:1:behind~", 0, 2),
+    "rank 0, and another one is killed in the recovery": (
+        "compare=2 0:7:behind~ 3:8:regroup",
+        5,
+        3,
+    ),
+}
+
+
+@pytest.mark.wide(1)
+@pytest.mark.parametrize("case", FLIPS)
+def test_a_rank_with_a_bit_that_flips_is_lost(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    words, step, again = FLIPS[case]
+    file = tmp_path / "found.json"
+    ending, said = launched(file, "data", *words.split())
+    generations = gone_on(ending, file, undisturbed)
+    assert [(g["from_step"], g["lost_steps"]) for g in generations] == [(step, again)]
+    assert generations[0]["state_from"] == "disk" and "differs from its replicas" in said[0]
+
+
+def test_one_of_two_with_a_bit_that_flips_ends_a_run(tmp_path: Path) -> None:
+    words = "compare=2", "1:7:behind~"
+    ending, _ = launched(tmp_path / "found.json", "data", *words, ranks=2)
+    assert ending.code and ending.failure is not None and ending.failure.fault is not None
+    assert "one of ranks [0, 1] differs behind step 8" in ending.failure.fault.sentence
+
+
 def test_a_loss_behind_the_loss_of_all(undisturbed: dict[str, Any], tmp_path: Path) -> None:
     """The ranks that have begun anew know losses of their own steps."""
     file, words = tmp_path / "found.json", "0:7:step 1:7:step 2:7:step 3:8:step"
@@ -379,7 +411,10 @@ def test_a_loss_behind_the_loss_of_all(undisturbed: dict[str, Any], tmp_path: Pa
     )
     assert ending.code == 0, ending.failure
     found = json.loads(file.read_text())
-    assert found["generations"][0]["state_from"] == "disk"
+    anew, lost = found["generations"]
+    assert anew["state_from"] == lost["state_from"] == "disk"
+    assert (anew["from_step"], anew["ranks"], len(anew["culprit"])) == (5, 3, 3)
+    assert anew["lost_steps"] <= 2 and 0 < anew["recovered_seconds"] < 60
     expected = {**undisturbed, "losses": undisturbed["losses"][STEPS:]}
     assert apart(found, expected) < NEAR
 
@@ -393,6 +428,19 @@ def test_batches_that_change_go_on_from_disk(batches: str, tmp_path: Path) -> No
     found = json.loads(file.read_text())
     assert [g["state_from"] for g in found["generations"]] == ["disk"]
     assert all(math.isfinite(loss) for loss in found["losses"])
+
+
+def test_a_resumed_run_goes_on_from_where_it_began(tmp_path: Path) -> None:
+    plan, files = "data; @synchronisation=local:2", [tmp_path / f"{n}.json" for n in range(3)]
+    assert launched(files[0], plan, "9:99:step", ranks=3)[0].code == 0
+    resume = f"resume={files[0].with_suffix('.saved') / 'epoch-1'}"
+    assert launched(files[1], plan, resume, ranks=2)[0].code == 0
+    ending, _ = launched(files[2], plan, resume, "1:7:step", ranks=3)
+    assert ending.code == 0, ending.failure
+    found, expected = (json.loads(file.read_text()) for file in (files[2], files[1]))
+    (generation,) = found["generations"]
+    assert (generation["from_step"], generation["lost_steps"]) == (5, 2)
+    assert apart(found, expected) < NEAR and found["metrics"] == expected["metrics"]
 
 
 BACK = {  # plan, fault, ranks at first, the plan that goes on
@@ -427,22 +475,21 @@ def test_what_a_lost_rank_alone_owed_is_of_the_newest_checkpoint(
     assert apart(found, expected) < NEAR and found["metrics"] == expected["metrics"]
 
 
-def test_a_lost_server_of_workers_without_each_other_comes_from_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "step"), [("0:12:step", 10), ("0:4:step", 0)])
+def test_a_lost_server_of_workers_without_each_other_comes_from_disk(
+    fault: str, step: int, tmp_path: Path
+) -> None:
     file = tmp_path / "found.json"
-    ending, _ = launched(file, "data; @synchronisation=downpour:1", "0:12:step")
+    ending, _ = launched(file, "data; @synchronisation=downpour:1", fault)
     assert ending.code == 0, ending.failure
     found = json.loads(file.read_text())
     (generation,) = found["generations"]
-    assert (generation["from_step"], generation["state_from"]) == (10, "disk")
-    assert found["updates"] == 3 * (EPOCHS * STEPS - 10)  # of the server that there is now
+    assert (generation["from_step"], generation["state_from"]) == (step, "disk")
+    assert found["updates"] == 3 * (EPOCHS * STEPS - step)  # of the server that there is now
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [("0:4:step", "do not hold first.weight whole at any step (they are behind steps ["),
-     ("own=loader 1:4:step", "workers of a loop of a script's own are at different steps (downp")],
-)  # fmt: skip
-def test_what_ends_workers_without_each_other(words: str, told: str, tmp_path: Path) -> None:
-    plan = "data; @synchronisation=downpour:1"
-    ending, _ = launched(tmp_path / "found.json", plan, *words.split())
+def test_a_loop_of_its_own_of_workers_without_each_other_ends(tmp_path: Path) -> None:
+    plan, words = "data; @synchronisation=downpour:1", ("own=loader", "1:4:step")
+    ending, _ = launched(tmp_path / "found.json", plan, *words)
+    told = "workers of a loop of a script's own are at different steps (downp"
     assert ending.code != 0 and told in str(ending.failure)
