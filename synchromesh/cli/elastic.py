@@ -122,7 +122,8 @@ def _job(
     args: argparse.Namespace, words: Sequence[str], count: int, forks: Sequence["Fork"]
 ) -> "HostJob":
     """words: `train ...`, or `run SCRIPT ...`, whose ranks are the script itself."""
-    from synchromesh.launcher.elastic import LIMITS, HostJob
+    from synchromesh.launcher.elastic import HostJob
+    from synchromesh.launcher.slot import LIMITS
 
     command = words[1:] if words[0] == "run" else [*PROGRAM, *words]
     notice = None if args.notice_file is None else Path(args.notice_file)

@@ -35,27 +35,12 @@ from synchromesh.launcher.launcher import (
 )
 from synchromesh.launcher.machine import MemoryKills
 from synchromesh.launcher.scratch import scratch
-from synchromesh.launcher.slot import Process, Slot, kill, taken_record
+from synchromesh.launcher.slot import LIMITS, Process, Slot, kill, taken_record
 from synchromesh.values.fault import Fault
 
 STOPS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 LOCAL = "127.0.0.1"
 FULL = ", as memory was short: it is not started anew"
-
-
-@dataclass(frozen=True)
-class ElasticTuning:
-    """Seconds; chosen. A pause of 3 is no fault."""
-
-    silent: float = 4.0  # without a word of life
-    away: float = 1.0  # between two looks of the launcher: then it was away itself
-    twice: float = 1.0  # between two signals that are one
-    restarts: int = 3  # of a rank without a step in between
-    full: float = 5.0  # since the kernel killed for memory, until a rank that it killed has ended
-    again: float = 1.0  # until a rank is started anew; twice as long each time without a step
-
-
-LIMITS = ElasticTuning()
 
 
 class Coordination(Protocol):
@@ -158,6 +143,15 @@ class LocalRanks:
     def _others_train(self) -> bool:
         """Whether some go on without a rank of this host that does not come to them."""
         return self._trains_here or (self.orders.trains and self.coordination.leads)
+
+    @property
+    def bare(self) -> str:
+        """Why the others go on without a rank of this host; empty where that is not so."""
+        lost = [slot for slot in self.slots if slot.why]
+        if self.failed or self.orders.end or self.coordination.leads or not lost:
+            return ""
+        why = f"rank {lost[-1].rank} {lost[-1].why}"
+        return f"this host has no rank any more, the others go on: {why}"
 
     def state(self) -> HostRanks:
         states = tuple(slot.state() for slot in self.slots)
@@ -375,8 +369,8 @@ class HostJob:
             if here.left:
                 return Ending()
             failure = failure_of(folder, codes, self.ranks, here.stop is not None)
-            why = here.orders.why(name)
-            if failure is None and why and here.stop is None:
+            why = here.orders.why(name) or here.bare
+            if (failure is None or here.bare) and why and here.stop is None:
                 failure = Failure(0, self.ranks, 1, Fault(why, "", 1))
             return Ending(failure, here.stop or stop_of_a_rank(folder))
 

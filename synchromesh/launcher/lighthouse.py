@@ -40,9 +40,9 @@ class LighthouseTuning:
 
     turn: float = 0.1  # between two quorums
     silent: float = 4.0  # a host without a word ...
-    # ... or that misses quorums for so long, where a rank has lost a connection with it ...
-    parted: float = 0.6
-    quiet: float = 0.2  # ... or says nothing so long, has none with the Lighthouse either
+    # the same where a rank has lost a connection with it, and it has none with the Lighthouse ...
+    quiet: float = 0.2
+    parted: float = 0.6  # ... or misses quorums, where the kernel does not tell of connections
     join: float = 0.1  # for hosts that have spoken before, until there is a quorum without them
     call: float = 1.0  # a connection or an answer
     beat: float = 1.5  # one that is silent counts for the Lighthouse's majority no longer
@@ -181,19 +181,18 @@ class Lighthouse:
         parted = self._parted()
         asked = self._quorum if len(others) > 1 else now  # one of two is no majority: no quorum
         quiet = [n for n, (_, heard, _) in others if now - heard > LIMITS.quiet]
-        ended = self._ended([n for n in quiet if self.orders.leave or address_of(n) in parted])
+        doubtful = {n for n in quiet if self.orders.leave or address_of(n) in parted}
+        connected = linked(self._address[1]) if doubtful else None
         for name, (_, heard, state) in others:
-            missed = address_of(name) in parted and asked - heard > LIMITS.parted
-            if missed or name in ended or now - heard > LIMITS.silent:
+            if connected is None:
+                ended = address_of(name) in parted and asked - heard > LIMITS.parted
+            else:
+                ended = name in doubtful and address_of(name) not in connected
+            if ended or now - heard > LIMITS.silent:
                 self._others.pop(name, None)
             else:
                 there.append(replace(state, unheard=now - heard))
         return there
-
-    def _ended(self, quiet: Sequence[str]) -> set[str]:
-        """Hosts whose launchers have no connection with the Lighthouse: a pause leaves it."""
-        there = linked(self._address[1]) if quiet else None
-        return set() if there is None else {n for n in quiet if address_of(n) not in there}
 
     @property
     def _address(self) -> tuple[str, int]:

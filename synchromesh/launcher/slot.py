@@ -16,6 +16,21 @@ from synchromesh.launcher.forks import Fork
 from synchromesh.launcher.generation import Generation, Wire
 from synchromesh.values.fields import to_plain
 
+
+@dataclass(frozen=True)
+class ElasticTuning:
+    """Seconds; chosen. A pause of 3 is no fault."""
+
+    silent: float = 4.0  # without a word of life
+    away: float = 1.0  # between two looks of the launcher: then it was away itself
+    twice: float = 1.0  # between two signals that are one
+    restarts: int = 3  # of a rank without a step in between
+    full: float = 5.0  # since the kernel killed for memory, until a rank that it killed has ended
+    again: float = 1.0  # until a rank is started anew; twice as long each time without a step
+
+
+LIMITS = ElasticTuning()
+
 Process = Fork | subprocess.Popen[bytes]
 
 
