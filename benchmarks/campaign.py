@@ -1,6 +1,6 @@
 """Faults of hosts at random moments while a known run trains:
-`sudo python -m benchmarks.campaign [--minutes 30] [--seed 0] [--faults kill,freeze,...]
-[--baseline] [--presence FILE] [--json]`.
+`sudo python -m benchmarks.campaign [--minutes 30] [--seed 0] [--faults kill,F5,...] [--baseline]
+[--presence FILE] [--json]`.
 
 Four emulated hosts (`benchmarks.hosts`) train under `train --elastic`, and every 30 s one of the
 faults of `benchmarks.faults` is done to one that is not the coordinator's. Goals: the last step is
@@ -21,7 +21,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,10 +30,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from benchmarks import faults, repaired
-from benchmarks.faults import FAULTS, Act, Broken, Hang, Stage
+from benchmarks import repaired
+from benchmarks.faults import FAULTS, Act, Broken, Hang, Over, Stage
 from benchmarks.hosts import BANDWIDTH, CPU, HOSTS, NEAR, Run, alone, running
 from benchmarks.machine import machine
+from benchmarks.troubles import TROUBLES
 from synchromesh.checkpoint.manifest import CheckpointError, by_age, verify
 from synchromesh.lab import Lab
 from synchromesh.lab.description import Description
@@ -42,7 +44,9 @@ EVERY = 30.0  # seconds from one fault to the next, in the mean
 USEFUL, THROUGHPUT, PRESENCE = 0.9, 0.75, 1.5
 LENGTH = 0.8  # of the time, in which four hosts that nobody disturbs would be done
 LAST = 60.0  # seconds at the end without a new fault
-MORE = ("--checkpoint-every", "50", "--keep", "3")
+LOOKS = ("--skip-non-finite", "3", "--check-replicas", "20")
+MORE = ("--checkpoint-every", "50", "--keep", "3", *LOOKS)
+MEMORY = "1500MiB"  # of a host
 PART, FAST = 3, 60.0  # of the trace's instances, and of its seconds
 
 
@@ -58,18 +62,20 @@ def speed(first: dict[str, Any], last: dict[str, Any]) -> float:
     return float(ROWS * (last["step"] - first["step"]) / (last["time"] - first["time"]))
 
 
-def disturbed(stage: Stage, kinds: Sequence[str], rate: float, steps: int) -> list[dict[str, Any]]:
-    """Faults until the run is near its end; each kind as often as others. rate: steps a second."""
-    rows, bag = list[dict[str, Any]](), list[str]()
-    following = time.monotonic()
+def disturb(
+    stage: Stage, kinds: Sequence[str], rate: float, steps: int, rows: list[dict[str, Any]]
+) -> None:
+    """Faults until the run is near its end; each kind as often as others. rate: steps a second;
+    rows: of what was done."""
+    bag, following = list[str](), time.monotonic()
     while True:
         following += stage.chance.uniform(0.7 * EVERY, 1.3 * EVERY)
         stage.wait(max(1.0, following - time.monotonic()))
         if steps - stage.run.step < LAST * rate:
-            return rows
+            return stage.wait(600 + 2 * LAST)
         if not bag:
             bag = stage.chance.sample(kinds, len(kinds))
-        rows.append(faults.done(stage, bag.pop(), stage.chance.randrange(1, HOSTS)))
+        rows.append(done(stage, bag.pop(), stage.chance.randrange(1, HOSTS)))
         row = rows[-1]
         print(
             f"step {row['step']}: {row['fault']} of host {row['host']}: "
@@ -80,6 +86,45 @@ def disturbed(stage: Stage, kinds: Sequence[str], rate: float, steps: int) -> li
         )  # fmt: skip
 
 
+def done(stage: Stage, fault: str, host: int) -> dict[str, Any]:
+    """A row: what the run has said of a fault. recovered_seconds: until the last loss was dealt
+    with, from when it was made on the clock of the log; whole_seconds: until all took part."""
+    stage.named, stage.left, stage.anew = set(), [], []
+    before, step, acts = len(stage.run.logged("generation")), stage.run.step, len(stage.acts)
+    hit = FAULTS[fault].do(stage, host)
+    stage.restore()
+    changes = stage.run.logged("generation")[before:]
+    named = stage.named == hit
+    says = FAULTS[fault].says
+    named = named and (not says or any(says in change["cause"] for change in changes))
+    stage.wrong += [f"{fault} at step {step}: {text}" for text in stage.anew]
+    if odd := stage.named - hit:
+        causes = " | ".join(change["cause"] for change in changes)
+        stage.wrong.append(f"{fault} of host {host} at step {step}: also lost {odd}: {causes}")
+    began = stage.began + stage.acts[acts].seconds
+    return {
+        "fault": fault, "step": step, "host": host, "named": named,
+        "noticed_seconds": max((c["noticed_seconds"] for c in changes), default=0.0),
+        "recovered_seconds": round(max(_recovered(stage, changes, acts), default=0.0), 3),
+        "lost_steps": sum(c["lost_steps"] for c in changes),
+        "whole_seconds": round(time.time() - began, 3), "ended_by_themselves": stage.anew,
+        "changes": [*changes],
+    }  # fmt: skip
+
+
+def _recovered(stage: Stage, changes: list[dict[str, Any]], acts: int) -> Iterator[float]:
+    """Of each loss, seconds from the act in front of it that can be its cause."""
+    causes = [
+        stage.began + act.seconds for act in stage.acts[acts:]
+        if act.word in ("kill", "rank", "freeze", "cut", *TROUBLES)
+    ]  # fmt: skip
+    for change in changes:
+        if change["culprit"] and causes:
+            yield change["time"] - max((t for t in causes if t < change["time"]), default=0.0)
+        else:
+            yield change["recovered_seconds"]
+
+
 def parameters(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Of a checkpoint, as torch's own tool reads it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,16 +132,20 @@ def parameters(checkpoint: Path) -> dict[str, torch.Tensor]:
         return dict(torch.load(f"{folder}/all.pt", weights_only=True))
 
 
-def compared(run: Run, epochs: int) -> tuple[dict[str, Any], list[str]]:
-    """The run beside one that nobody disturbs; what is wrong."""
+def compared(run: Run, epochs: int, skipped: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+    """The run beside one that nobody disturbs, of which the same steps are left out; what is
+    wrong."""
     wrong, losses = list[str](), {x["step"]: x["loss"] for x in run.logged("step")}
-    usual = alone(run.folder, epochs, ["--keep", "1"])
+    usual = alone(run.folder, epochs, ["--keep", "1", *LOOKS], skipped)
     if missing := [n + 1 for n in range(len(usual)) if n + 1 not in losses]:
         wrong.append(f"the log lacks {len(missing)} steps, from step {missing[0]}")
-    pairs = [(losses[n + 1], x) for n, x in enumerate(usual) if n + 1 in losses]
-    far = max(abs(a - b) for a, b in pairs)
+    left = {n for n, loss in enumerate(usual, 1) if not _finite(loss)}
+    if left != {*skipped}:
+        wrong.append(f"the undisturbed run has left out {sorted(left)}, not {sorted(skipped)}")
+    pairs = {n: (losses[n], x) for n, x in enumerate(usual, 1) if n in losses and n not in left}
+    far = max(abs(a - b) if _finite(a) else math.inf for a, b in pairs.values())
     if not far <= NEAR:
-        first = next(n + 1 for n, (a, b) in enumerate(pairs) if not abs(a - b) <= NEAR)
+        first = next(n for n, (a, b) in pairs.items() if not (_finite(a) and abs(a - b) <= NEAR))
         wrong.append(f"losses are apart by {far:.0e}, more than {NEAR:.0e} from step {first}")
     own = parameters(run.folder / "run" / "checkpoints" / f"epoch-{epochs}")
     plain = parameters(run.folder / "alone" / "checkpoints" / f"epoch-{epochs}")
@@ -108,6 +157,10 @@ def compared(run: Run, epochs: int) -> tuple[dict[str, Any], list[str]]:
         wrong.append(f"tensors at the end are apart: {of}")
     equal = own.keys() == plain.keys() and of["model/"] <= NEAR
     return {"parameters_equal": equal, "losses_apart": far, "tensors_apart": of}, wrong
+
+
+def _finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 def bad_checkpoints(run: Run) -> list[str]:
@@ -141,8 +194,8 @@ def campaign(
         stage, hangs, rows = Stage(run, random.Random(seed)), 0, list[dict[str, Any]]()
         first, found, beside = run.logged("step")[-1], dict[str, Any](), dict[str, Any]()
         try:
-            rows = disturbed(stage, kinds, rate, epochs * STEPS)
-            stage.until(lambda: run.launchers[0].ended, 600 + 2 * LAST)
+            with suppress(Over):
+                disturb(stage, kinds, rate, epochs * STEPS, rows)
             found = run.end()
         except Broken as broken:
             hangs = int(isinstance(broken, Hang))
@@ -151,7 +204,7 @@ def campaign(
         seconds = time.time() - stage.began
         if found:
             stage.wrong += orphans(lab)
-            beside, apart = compared(run, epochs)
+            beside, apart = compared(run, epochs, found["skipped_steps"])
             stage.wrong += apart
         stage.wrong += bad_checkpoints(run)
     lost = sum(x["lost_steps"] for x in found.get("generations", ()))
@@ -169,14 +222,20 @@ def campaign(
 
 
 def table(row: dict[str, Any]) -> None:
-    print(f"{'fault':12}{'count':>6}{'noticed':>9}{'again':>9}{'longest':>9}{'lost':>6}")
-    for kind in FAULTS:
+    """By rows of RELIABILITY.md, measured next to expected."""
+    print(
+        f"{'fault':11}{'row':>4}{'count':>6}{'noticed':>14}{'again':>9}{'longest':>15}{'lost':>6}"
+    )
+    for kind, fault in FAULTS.items():
         if not (of := [r for r in row["faults"] if r["fault"] == kind]):
             continue
         again = [r["recovered_seconds"] for r in of]
+        noticed = max(r["noticed_seconds"] for r in of)
+        slow = noticed > fault.noticed or max(again) > fault.again
         print(
-            f"{kind:12}{len(of):6}{max(r['noticed_seconds'] for r in of):7.2f} s"
-            f"{median(again):7.2f} s{max(again):7.2f} s{sum(r['lost_steps'] for r in of):6}"
+            f"{kind:11}{fault.row:>4}{len(of):6}{noticed:7.2f} ({fault.noticed:3.1f}) s"
+            f"{median(again):7.2f} s{max(again):7.2f} ({fault.again:4.1f}) s"
+            f"{sum(r['lost_steps'] for r in of):6}{'  slower' * slow}"
             f"{'' if all(r['named'] for r in of) else '  missed: not named'}"
         )
     for text, good in goals(row).items():
@@ -245,10 +304,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--presence", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    kinds = asked.faults.split(",")
-    if unknown := {*kinds} - {*FAULTS}:
-        parser.error(f"no fault {', '.join(sorted(unknown))}: there are {', '.join(FAULTS)}")
-    hosts = Description.alike(HOSTS, BANDWIDTH, CPU)
+    words = asked.faults.split(",")
+    rows = {*words} - {*FAULTS}
+    if unknown := rows - {fault.row for fault in FAULTS.values()}:
+        known = ", ".join(f"{name} ({fault.row})" for name, fault in FAULTS.items())
+        parser.error(f"no fault {', '.join(sorted(unknown))}: there are {known}")
+    kinds = [name for name, fault in FAULTS.items() if name in words or fault.row in rows]
+    hosts = Description.alike(HOSTS, BANDWIDTH, CPU, memory=MEMORY)
     with Lab.of(hosts) as lab:
         if asked.presence is not None:
             row = presence(lab, asked.presence, asked.minutes)

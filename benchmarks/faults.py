@@ -5,7 +5,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from signal import SIGKILL
 from typing import Any
 
 from benchmarks.hosts import BANDWIDTH, HOSTS, Run
+from benchmarks.troubles import TROUBLES
 
 HANG = 60.0  # seconds without a step
 BACK = 60.0  # seconds for a host to come to the others
@@ -23,6 +24,10 @@ ADDRESS = re.compile(r"is of host ([^/,]+)")
 
 class Broken(RuntimeError):
     """The run does not go on."""
+
+
+class Over(RuntimeError):
+    """The run has ended as it should."""
 
 
 class Hang(Broken):
@@ -68,7 +73,8 @@ class Stage:
             self.gone.discard(host)
 
     def look(self) -> None:
-        """Reads what is new. Hang where no step was made for too long, Broken where it failed."""
+        """Reads what is new. Hang where no step was made for too long, Broken where it failed,
+        Over where it has ended."""
         for change in self.run.logged("generation")[self._read :]:
             self._read += 1
             self._take(change)
@@ -76,10 +82,10 @@ class Stage:
             self._step, self._stepped = self.run.step, time.monotonic()
         waited = time.monotonic() - self._stepped
         self.stalled = max(self.stalled, waited)
+        if (code := self.run.launchers[0].process.poll()) is not None:
+            raise Broken(f"the run failed behind step {self._step}") if code else Over
         if waited > HANG:
             raise Hang(f"no step behind {self._step} for {HANG:.0f} s")
-        if self.run.launchers[0].process.poll():
-            raise Broken(f"the run ended with an error behind step {self._step}")
 
     def _take(self, change: dict[str, Any]) -> None:
         """Follows which host each rank is on."""
@@ -183,6 +189,10 @@ def perform(run: Run, word: str, host: int) -> None:
             run.leave(host)
         case "kill" | "freeze" | "thaw" | "cut" | "heal":
             getattr(run.lab, word)(host)
+        case _ if word in TROUBLES:
+            new = run.folder / f"new-{host}"
+            new.write_text(word)
+            new.rename(run.folder / f"trouble-{host}")
         case _:
             raise ValueError(f"no act {word!r}")
 
@@ -304,46 +314,64 @@ def slow(stage: Stage, host: int) -> set[int]:
     return set()
 
 
-FAULTS: dict[str, Callable[[Stage, int], set[int]]] = {
-    "kill": kill, "rank": rank, "freeze": freeze, "pause": pause, "cut": cut, "leave": leave,
-    "checkpoint": checkpoint, "recovery": recovery, "switch": switch, "slow": slow,
-}  # fmt: skip
+def nan(stage: Stage, host: int) -> set[int]:
+    """A row is not finite: all leave the step out."""
+    told = stage.run.launchers[0].told
+    before = len(told)
+    stage.act("nan", host)
+    if not stage.until(lambda: any("is left out" in text for text in told[before:]), BACK):
+        stage.wrong.append(f"a row of host {host} that is not finite was not told")
+    return set()
 
 
-def done(stage: Stage, fault: str, host: int) -> dict[str, Any]:
-    """A row: what the run has said of a fault. recovered_seconds: until the last loss was dealt
-    with, from when it was made on the clock of the log; whole_seconds: until all took part."""
-    stage.named, stage.left, stage.anew = set(), [], []
-    before, step, acts = len(stage.run.logged("generation")), stage.run.step, len(stage.acts)
-    hit = FAULTS[fault](stage, host)
-    stage.restore()
-    changes = stage.run.logged("generation")[before:]
-    named = stage.named == hit
-    if fault in ("rank", "checkpoint"):
-        named = named and any("SIGKILL" in change["cause"] for change in changes)
-    stage.wrong += [f"{fault} at step {step}: {text}" for text in stage.anew]
-    if odd := stage.named - hit:
-        causes = " | ".join(change["cause"] for change in changes)
-        stage.wrong.append(f"{fault} of host {host} at step {step}: also lost {odd}: {causes}")
-    began = stage.began + stage.acts[acts].seconds
-    return {
-        "fault": fault, "step": step, "host": host, "named": named,
-        "noticed_seconds": max((c["noticed_seconds"] for c in changes), default=0.0),
-        "recovered_seconds": round(max(_recovered(stage, changes, acts), default=0.0), 3),
-        "lost_steps": sum(c["lost_steps"] for c in changes),
-        "whole_seconds": round(time.time() - began, 3), "ended_by_themselves": stage.anew,
-        "changes": [*changes],
-    }  # fmt: skip
+def inside(word: str) -> Callable[[Stage, int], set[int]]:
+    """A word of `TROUBLES`, for which the rank is lost; its launcher starts another one."""
+
+    def trouble(stage: Stage, host: int) -> set[int]:
+        stage.act(word, host)
+        stage.until(lambda: host in stage.named, BACK)
+        return {host}
+
+    return trouble
 
 
-def _recovered(stage: Stage, changes: list[dict[str, Any]], acts: int) -> Iterator[float]:
-    """Of each loss, seconds from the act in front of it that can be its cause."""
-    causes = [
-        stage.began + act.seconds for act in stage.acts[acts:]
-        if act.word in ("kill", "rank", "freeze", "cut")
-    ]  # fmt: skip
-    for change in changes:
-        if change["culprit"] and causes:
-            yield change["time"] - max((t for t in causes if t < change["time"]), default=0.0)
-        else:
-            yield change["recovered_seconds"]
+def memory(stage: Stage, host: int) -> set[int]:
+    """A rank takes all memory of its host, on which none is started anew; it joins again."""
+    inside("memory")(stage, host)
+    stage.act("kill", host)
+    stage.wait(stage.chance.uniform(1, 4))
+    stage.back(host)
+    return {host}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """row: of the table of faults in shared/RELIABILITY.md. says: in the cause that the run tells.
+    noticed, again: what is expected, seconds at most since the last word of whom it hits, and
+    from the fault on."""
+
+    do: Callable[[Stage, int], set[int]]
+    row: str
+    says: str = ""
+    noticed: float = 0.5
+    again: float = 4.0
+
+
+FAULTS = {
+    "kill": Fault(kill, "F2", "gone"),
+    "rank": Fault(rank, "F1", "SIGKILL"),
+    "abort": Fault(inside("abort"), "F1", "SIGABRT"),
+    "freeze": Fault(freeze, "F5", "gone", 5.0, 9.0),
+    "gil": Fault(inside("gil"), "F5", "silent", 5.0, 9.0),
+    "pause": Fault(pause, "F9"),
+    "slow": Fault(slow, "F7"),
+    "cut": Fault(cut, "F8", "gone", 5.0, 9.0),
+    "leave": Fault(leave, "F46", "leaves"),
+    "checkpoint": Fault(checkpoint, "F11", "SIGKILL"),
+    "switch": Fault(switch, "F13", "gone"),
+    "recovery": Fault(recovery, "F14", "gone"),
+    "nan": Fault(nan, "F23"),
+    "flip": Fault(inside("flip"), "F26", "differs", 0.5, 10.0),
+    "hang": Fault(inside("hang"), "F31", "stood still", 0.5, 15.0),
+    "memory": Fault(memory, "F33", "memory was short"),
+}

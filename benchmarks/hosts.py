@@ -28,6 +28,7 @@ from statistics import median
 from typing import IO, Any
 
 from benchmarks.machine import machine
+from benchmarks.troubles import POISONED, TROUBLE
 from synchromesh.lab import Lab
 from synchromesh.lab.description import Description
 
@@ -37,12 +38,13 @@ PARTS = ("presence", "pauses", "cut", "coordinator")
 TARGET = """
 import torch
 import synchromesh as sm
+from benchmarks.troubles import Rows
 from torch import nn
 
 def workload():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8192, 256, generator=generator, dtype=torch.float64)
-    rows = list(zip(x, x[:, :10].argmax(1)))
+    rows = Rows(list(zip(x, x[:, :10].argmax(1))))
     def model():
         return nn.Sequential(
             nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 10)
@@ -124,8 +126,12 @@ class Run:
 
     def start(self, host: int, *words: str) -> Launcher:
         command = [sys.executable, "-m", "synchromesh", *words, "--token-file", str(self.token)]
-        path = {"PYTHONPATH": os.getcwd()}
-        return Launcher(self.ways[host].start(command, os.getpid(), path, self.folder))
+        return Launcher(
+            self.ways[host].start(command, os.getpid(), self.variables(host), self.folder)
+        )
+
+    def variables(self, host: int) -> dict[str, str]:
+        return {"PYTHONPATH": os.getcwd(), TROUBLE: str(self.folder / f"trouble-{host}")}
 
     def join(self, host: int) -> None:
         self.launchers[host] = self.start(host, "join", self.address, "--nproc", "1")
@@ -199,12 +205,16 @@ def speed(run: Run) -> float:
     return float(median(e["samples_per_second"] for e in run.logged("epoch")[done + 1 :]))
 
 
-def alone(folder: Path, epochs: int, more: Sequence[str] = ()) -> list[float]:
-    """Losses of one process with a core, that nobody disturbs. more: further words of `train`."""
+def alone(
+    folder: Path, epochs: int, more: Sequence[str] = (), poisoned: Sequence[int] = ()
+) -> list[float]:
+    """Losses of one process with a core, that nobody disturbs. more: further words of `train`;
+    poisoned: steps with a row that is not finite."""
     words = ["--plan", "single", "--epochs", str(epochs), "--output", "alone", *more]
     command = [sys.executable, "-m", "synchromesh", "train", "mlp.py:workload", *words]
     with Lab.of(Description.alike(1, BANDWIDTH, "100%")) as lab:
-        lab.run(command, None, {"PYTHONPATH": os.getcwd()}, folder)
+        steps = " ".join(map(str, poisoned))
+        lab.run(command, None, {"PYTHONPATH": os.getcwd(), POISONED: steps}, folder)
     return [x["loss"] for x in Log(folder / "alone" / "log.jsonl").of("step")]
 
 

@@ -51,7 +51,7 @@ class Repaired(Run):
             f"--local-addr={self.lab.states()[host].address}", "--monitor-interval=0.1",
             "-m", "benchmarks.repaired", str(self.folder),
         ]  # fmt: skip
-        more = {"PYTHONPATH": os.getcwd(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        more = {**self.variables(host), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         way = self.ways[host]
         self.launchers[host] = Launcher(
             way.start([sys.executable, *words], os.getpid(), more, self.folder)

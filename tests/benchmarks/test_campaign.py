@@ -5,9 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from benchmarks.campaign import acts_of, trace
-from benchmarks.faults import Act, Stage
+import pytest
+import torch
+
+from benchmarks.campaign import acts_of, main, trace
+from benchmarks.faults import Act, Stage, perform
 from benchmarks.hosts import Run
+from benchmarks.troubles import TROUBLE, Rows
 
 
 def test_hosts_follow_a_third_of_the_instances(tmp_path: Path) -> None:
@@ -65,3 +69,19 @@ def test_ranks_that_do_not_add_up_are_told() -> None:
     seen = stage(("rank 1 was killed by SIGKILL", 2))
     seen.look()
     assert len(seen.wrong) == 1
+
+
+def test_a_row_is_not_finite_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TROUBLE, str(tmp_path / "trouble-2"))
+    rows = Rows([(torch.ones(3), 0), (torch.ones(3), 1)])
+    perform(cast(Run, SimpleNamespace(folder=tmp_path)), "nan", 1)
+    assert rows[0][0].tolist() == [1, 1, 1]  # of another host
+    perform(cast(Run, SimpleNamespace(folder=tmp_path)), "nan", 2)
+    assert rows[0][0].isnan().all() and rows[1][1] == 1
+    assert rows[0][0].tolist() == [1, 1, 1]
+
+
+def test_faults_have_names_and_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--faults", "F5,F999"])
+    assert "no fault F999: there are kill (F2), rank (F1), " in capsys.readouterr().err
