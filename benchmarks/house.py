@@ -231,7 +231,7 @@ def figures() -> list[Figure]:
     wide = _above({place: len(line) for place, _, line in pages()}, CHARACTERS)
     unfounded = names_of_nothing()
     return [
-        Figure("files", len(paths), 451),
+        Figure("files", len(paths), 452),
         Figure("lines of all files", sum(lengths.values()), 72_500),
         Figure("of these code, without imports", sum(map(code_lines, paths))),
         Figure("lines of a file, median", median(lengths.values()), 150),

@@ -143,12 +143,13 @@ def verify(folder: str | Path) -> Manifest:
     return manifest
 
 
-def by_age(folder: str | Path) -> list[Path]:
-    """The finished checkpoints in `folder`, the newest first by what their manifests say."""
+def by_age(folder: str | Path, since: float = 0.0) -> list[Path]:
+    """The finished checkpoints in `folder`, the newest first by what their manifests say. since:
+    seconds since 1970, before which none counts."""
     try:
         visible = [p for p in Path(folder).iterdir() if not p.name.startswith(".")]
         folders = (p for p in visible if p.is_dir() and not p.is_symlink())
-        finished = [p for p in folders if (p / NAME).is_file()]
+        finished = [p for p in folders if (p / NAME).is_file() and _created(p) >= since]
         return sorted(finished, key=lambda p: (_created(p), p.name), reverse=True)
     except OSError:
         return []
@@ -159,10 +160,10 @@ def newest(
     since: float = 0.0,
 ) -> Path | None:  # fmt: skip
     """The newest undamaged checkpoint in `folder`; `passed_over` gets the faults of newer ones.
-    since: seconds since 1970, before which none counts."""
+    since: as of `by_age`."""
     skipped = Path(besides).absolute() if besides is not None else None
-    for path in by_age(folder):
-        if path.absolute() == skipped or (since and _created(path) < since):
+    for path in by_age(folder, since):
+        if path.absolute() == skipped:
             continue
         try:
             verify(path)

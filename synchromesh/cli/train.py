@@ -111,7 +111,10 @@ COMMAND = command(
            "end the run behind K of them in a row"),
     option("--check-replicas", type=options.positive, metavar="K",
            help="compare, every K steps, what several ranks hold alike, and end the run where one "
-           "of them has changed"),
+           "of them has changed; with --elastic go on without that one"),
+    option("--roll-back-spikes", action="store_true",
+           help="where a loss is far above those before, go back to the newest checkpoint from "
+           "before it, and on with the data behind it"),
     option("--noise-scale", action="store_true",
            help="measure the gradient noise scale, a number of rows, in so many steps that it "
            "takes 1 %% of their time"),
@@ -170,7 +173,7 @@ class Asked:
             patience=args.patience, noise_scale=args.noise_scale, rate=rate, batches=batches,
             allow=str(before.get("allow", "") if args.allow is None else args.allow),
             replicate=args.replicate, skip_non_finite=args.skip_non_finite,
-            check_replicas=args.check_replicas,
+            check_replicas=args.check_replicas, roll_back_spikes=args.roll_back_spikes,
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def train(job: Job, document: TextIO | None) -> int:
             resume=None if job.resumed is None else job.resumed.checkpoint, adapt=job.adapt,
             autocast=options.precision(job.bf16), headroom=job.headroom, allow=job.allow,
             keep=job.keep, replicate=job.replicate, skip_non_finite=job.skip_non_finite,
-            check_replicas=job.check_replicas,
+            check_replicas=job.check_replicas, roll_back_spikes=job.roll_back_spikes,
             best=job.best, patience=job.patience, noise_scale=job.noise_scale, batches=job.batches,
             on_event=report.take, say=display.say,
         )  # fmt: skip

@@ -189,6 +189,7 @@ class Job:
     replicate: str = "auto"  # the same, as the next two
     skip_non_finite: int | None = None
     check_replicas: int | None = None
+    roll_back_spikes: bool = False  # the same
     keep: int | None = None  # as the next two, of `fit`
     best: str | None = None
     noise_scale: bool = False  # whether it is measured

@@ -31,8 +31,10 @@ class Best:
     least: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> "Best":
-        """Of `accuracy`, `perplexity`, `reward:max`, `cost:min`, or nothing. ValueError else."""
+    def parse(cls, given: str | None, metric: bool = True) -> "Best":
+        """Of `accuracy`, `perplexity`, `reward:max`, `cost:min`, or nothing: of the first metric,
+        or of the loss where there is no `metric`. ValueError else."""
+        text = given or ("" if metric else "loss")
         name, colon, way = text.partition(":")
         if (text and not name) or (colon and way not in ("min", "max")):
             raise ValueError(f"best={text!r} should be a metric's name, maybe with :min or :max")

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from synchromesh.data.loader import Loader
+from synchromesh.engine.batches import fingerprint
 from synchromesh.launcher.generation import Regrouped
 from synchromesh.launcher.member import Member
 from synchromesh.training import events
@@ -17,6 +18,9 @@ from synchromesh.training.events import EpochEnded, FitEvent
 from synchromesh.training.recovery import Comes
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.fields import of_plain, to_plain
+from synchromesh.values.optimizer import kind_of
+from synchromesh.values.version import VERSION
+from synchromesh.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,24 @@ class _Place:
     recoveries: tuple[Regrouped, ...]
     stopped: str
     folder: str | None
+
+
+def marks(
+    trainer: Trainer, w: Workload, samples: int | None, asked: Mapping[str, Any]
+) -> dict[str, str]:
+    """By which a rank that would come is told from the others. asked: what its run is."""
+    described = trainer.model.described.values()
+    asked = {name: asked[name] for name in asked if name != "whether the run is resumed"}
+    settings = {k: v for k, v in trainer.optimizer.defaults.items() if k != "lr"}
+    code = getattr(w.loss, "__code__", None)
+    compared = {
+        "model": [[d.name, list(d.shape), d.dtype, d.trainable] for d in described],
+        "data": [samples, w.batch_size, trainer.options.seed], "settings": asked,
+        "optimizer": [kind_of(trainer.optimizer), settings],
+        "loss": None if code is None else [code.co_code, code.co_names, *code.co_consts[1:]],
+    }  # fmt: skip
+    versions = f"synchromesh {VERSION}, torch {torch.__version__}"
+    return {n: str(fingerprint(repr(m))) for n, m in compared.items()} | {"version": versions}
 
 
 class EpochRun(Protocol):

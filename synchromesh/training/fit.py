@@ -31,6 +31,7 @@ def fit(
     say: Callable[[str], None] | None = None, noise_scale: bool = False,
     batches: BatchRange | BatchSchedule | RankBatches | str | None = None, allow: str = "",
     replicate: str = "auto", skip_non_finite: int | None = None, check_replicas: int | None = None,
+    roll_back_spikes: bool = False,
 ) -> FitResult:  # fmt: skip
     """Trains `workload` under `plan` on the ranks of this run; validates after each epoch.
 
@@ -53,7 +54,10 @@ def fit(
     to another host's memory; `auto`: as often as takes 3 % of the time (training/replication.py).
     skip_non_finite: steps whose gradients are not finite on some rank are left out on all, until
     so many of them follow each other: RuntimeError. check_replicas: after so many steps each rank
-    compares what it holds with those that hold the same: RuntimeError where one has another.
+    compares what it holds with those that hold the same: RuntimeError where one has another; in
+    an elastic run that one is lost. roll_back_spikes: behind a loss far above those before the
+    run goes back to the newest checkpoint from before it, and on with the data behind it
+    (training/integrity.py).
     on_event: receives the values of training/events.py, on every rank (`events.only_reads`).
     stop: is asked before each step, on each rank; SIGTERM and SIGINT stop as well. Either leads to
     a checkpoint and to a result that says so.
@@ -66,7 +70,7 @@ def fit(
     numbers: dict[str, Any] = {
         "epochs": epochs, "steps": steps, "keep": keep, "patience": patience,
         "checkpoint_every": checkpoint_every, "skip_non_finite": skip_non_finite,
-        "check_replicas": check_replicas,
+        "check_replicas": check_replicas, "roll_back_spikes": int(roll_back_spikes) or None,
     }  # fmt: skip
     functions = {"on_event": on_event, "stop": stop, "say": say}
     if replicate not in ("auto", "off"):
@@ -75,7 +79,7 @@ def fit(
         raise ValueError(f"fit: {'; '.join(faults)}")
     if isinstance(batches, str):
         batches = batches_of(batches)
-    by = Best.parse(best or ("" if workload.metric else "loss"))
+    by = Best.parse(best, metric=workload.metric is not None)
     workload.check_batch()
     plan = checked_plan(plan)
     torch.manual_seed(seed)
@@ -93,12 +97,14 @@ def fit(
     loop = Loop(
         workload, trainer, requests, on_event or events.ignore, epochs or workload.epochs,
         steps, None if checkpoints is None else Path(checkpoints), checkpoint_every, seed, by,
-        keep, patience, batches,
+        keep, patience, batches, roll_back_spikes,
     )  # fmt: skip
     adapts = plan.automatic if adapt is None else adapt
     with requests.on_signals():
         try:
-            trainer.survival.integrity.require(skip_non_finite or 0, check_replicas or 0)
+            trainer.survival.integrity.require(
+                skip_non_finite or 0, check_replicas or 0, roll_back_spikes
+            )
             if isinstance(batches, RankBatches) and trainer.options.noise_scale:
                 raise ValueError(
                     "batches that follow the ranks go with no noise scale, which is of ranks that "
@@ -131,6 +137,6 @@ def _faults(
     for name, function in functions.items():
         if not (function is None or callable(function)):
             yield f"{name} must be a function, not {function!r}"
-    for name in ("checkpoint_every", "keep"):
-        if name in given and folder is None:
+    for name in ("checkpoint_every", "keep", "roll_back_spikes"):
+        if given.get(name) and folder is None:
             yield f"{name} needs a folder: checkpoints=..."

@@ -6,7 +6,7 @@ count", HotOS)."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 from typing import ClassVar
@@ -28,12 +28,14 @@ class Integrity:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self.skips = self.every = 0
+        self.rolls_back = False
         self.skipped: list[int] = []
         self.spoiled = ""
         self._equal = 0  # the last step behind which replicas were
 
-    def require(self, skips: int, every: int) -> None:
-        """Looks at so much from now on. ValueError where the plan does not let it."""
+    def require(self, skips: int, every: int, back: bool = False) -> None:
+        """Looks at so much from now on. back: runs go back behind loss spikes. ValueError where
+        the plan does not let it."""
         plan = self._execution.active.plan
         apart = bool(plan.sync.asynchronous or plan.sync.servers or plan.sync.late or plan.kept)
         refused = {
@@ -41,10 +43,14 @@ class Integrity:
             "all gradients are known": skips and apart,
             f"check_replicas: under {str(plan)!r} ranks have other parameters than each other "
             "between steps": every and (apart or plan.sync.alone),
+            f"roll_back_spikes: under {str(plan)!r} losses are known late, or of one rank alone":
+                back and bool(plan.sync.asynchronous or plan.sync.late or plan.kept),
+            "roll_back_spikes: a carry is of the batch before":
+                back and self._execution.options.carry is not None,
         }  # fmt: skip
         if why := next((why for why, found in refused.items() if found), ""):
             raise ValueError(f"{why}: leave it out, or take another plan")
-        self.skips, self.every = skips, every
+        self.skips, self.every, self.rolls_back = skips, every, back
 
     def gradients(self, steps: int) -> None:
         """Before the update behind `steps`: lets go of all gradients where one is not finite, so
@@ -149,6 +155,11 @@ class Spike:
     loss: float
     median: float
     deviations: float
+    back_to: int | None = None  # the step from which the run went on
+
+    def stays(self, first: int) -> bool:
+        """Whether it is not made again where steps are, from `first` on."""
+        return self.step < first or self.back_to is not None
 
     def __str__(self) -> str:
         return (
@@ -170,6 +181,7 @@ class Spikes:
     def __init__(self) -> None:
         self._before = deque[float](maxlen=self.WINDOW)
         self.found: list[Spike] = []
+        self.new: list[Spike] = []  # of the last look
 
     def look(self, first: int, losses: Sequence[float]) -> list[Spike]:
         """Spikes of steps `first`, `first` + 1, ..., which do not count for those behind them."""
@@ -184,5 +196,11 @@ class Spikes:
                     continue
             if isfinite(loss):
                 self._before.append(loss)
-        self.found = [spike for spike in self.found if spike.step < first] + new
+        if losses:  # those of steps that are made again are found again
+            self.found = [spike for spike in self.found if spike.stays(first)] + new
+        self.new = new
         return new
+
+    def went_back(self, step: int) -> None:
+        """Behind those of the last look, to `step`."""
+        self.found = [replace(s, back_to=step) if s in self.new else s for s in self.found]

@@ -14,20 +14,19 @@ from synchromesh.adapt.decision import Decision
 from synchromesh.checkpoint.agreement import found, on_first
 from synchromesh.checkpoint.manifest import CheckpointError, check_writable
 from synchromesh.engine.agreement import require_alike
-from synchromesh.engine.batches import fingerprint, row_count
+from synchromesh.engine.batches import row_count
 from synchromesh.launcher.generation import Regrouped
 from synchromesh.results.run import RunResult
 from synchromesh.training import events
 from synchromesh.training.batch_sizes import BatchChange
 from synchromesh.training.best import Best, remove_older
-from synchromesh.training.epoch_parts import EpochParts
+from synchromesh.training.epoch_parts import EpochParts, marks
 from synchromesh.training.events import EpochEnded, FitEvent, FitResult
 from synchromesh.training.integrity import Spikes
+from synchromesh.training.roll_back import RollBack
 from synchromesh.training.stop import Stop
 from synchromesh.training.trainer import Trainer
 from synchromesh.values.batch_sizes import BatchRange, BatchSchedule, RankBatches
-from synchromesh.values.optimizer import kind_of
-from synchromesh.values.version import VERSION
 from synchromesh.workloads.workload import Workload, is_stream
 
 
@@ -51,6 +50,7 @@ class Loop:
     keep: int | None  # checkpoints
     patience: int | None  # epochs
     batches: BatchRange | BatchSchedule | RankBatches | None  # that change
+    rolls_back: bool = False  # behind loss spikes
     rows: float = 0.0  # of a batch, of each rank when the run began
     since: int = 0  # epochs without a better one
     stopped: str = ""  # what has stopped it
@@ -86,25 +86,10 @@ class Loop:
             "whether checkpoints are written": self.folder is not None,
             "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
             "whether there is validation": self._validates, "the batches": str(self.batches),
+            "whether spikes are rolled back": self.rolls_back,
         }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
         return asked
-
-    def _marks(self, asked: dict[str, Any]) -> dict[str, str]:
-        """By which a rank that would come is told from the others."""
-        trainer, w = self.trainer, self.workload
-        described = trainer.model.described.values()
-        asked = {name: asked[name] for name in asked if name != "whether the run is resumed"}
-        settings = {k: v for k, v in trainer.optimizer.defaults.items() if k != "lr"}
-        code = getattr(w.loss, "__code__", None)
-        marks = {
-            "model": [[d.name, list(d.shape), d.dtype, d.trainable] for d in described],
-            "data": [self.loader.samples, w.batch_size, self.seed], "settings": asked,
-            "optimizer": [kind_of(trainer.optimizer), settings],
-            "loss": None if code is None else [code.co_code, code.co_names, *code.co_consts[1:]],
-        }  # fmt: skip
-        versions = f"synchromesh {VERSION}, torch {torch.__version__}"
-        return {n: str(fingerprint(repr(m))) for n, m in marks.items()} | {"version": versions}
 
     @property
     def _carries(self) -> bool:
@@ -160,7 +145,7 @@ class Loop:
         self.emit(events.Started(trainer, resume, self.loader.cursor.epoch, self._more()))
         if folder is not None:
             on_first(trainer.world.everyone, lambda: check_writable(Path(folder)), "")
-        self.adapts, self.parts = adapt, EpochParts(self)
+        self.adapts, self.parts, self.rolled = adapt, EpochParts(self), RollBack(trainer)
         trainer.survival.replication.place = self.parts.place
         trainer.survival.replication.newest = None if folder is None else self._newest
         if adapt and not comes:
@@ -169,7 +154,7 @@ class Loop:
         began, own = time.monotonic(), trainer.world.member
         if own is not None and own.anew:
             began -= self.parts.begin_anew(own, resume)
-        trainer.survival.offer(self._marks(asked), trainer.steps)
+        trainer.survival.offer(marks(trainer, w, self.loader.samples, asked), trainer.steps)
         while comes or (not self.stopped and self._more()):
             self._epoch(comes)
             comes = False
@@ -303,7 +288,7 @@ class Loop:
         began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
         self.aside += time.monotonic() - began
-        saves = bool(every) and step % (every or 1) == 0
+        saves = bool(every) and step % (every or 1) == 0 and step == self.trainer.steps
         self.stopped = self.stop.answer(saves or self.loader.last)
         if self.adapts and step - self.SETTLED in {r.from_step for r in self.recoveries[-1:]}:
             self.trainer.adapt()
@@ -312,14 +297,23 @@ class Loop:
             self._save(f"step-{step}")
 
     def _read(self, epoch: int, under_way: int = 0) -> None:
-        first, count = self.trainer.steps - len(self.unread) + 1, len(self.unread) - under_way
-        if count > 0:
-            values = tuple(map(float, self.unread[:count]))
+        trainer, step = self.trainer, self.trainer.steps
+        first, count = step - len(self.unread) + 1, max(0, len(self.unread) - under_way)
+        values = tuple(map(float, self.unread[:count]))
+        if values:
             del self.unread[:count]
             self.losses += values
             self.emit(events.Losses(epoch, first, values))
-            for spike in self.spikes.look(first, values):
-                self.trainer.options.say(str(spike))
+        for spike in self.spikes.look(first, values):
+            trainer.options.say(str(spike))
+        if self.rolls_back and self.rolled.back(self.spikes, self.folder or Path()):
+            done = max(0, trainer.steps - self.first)
+            del self.losses[done:]
+            self.before = min(self.before, done)
+            self.known = {epoch: min(n, done) for epoch, n in self.known.items()}
+            trainer.options.say(
+                f"training goes on from step {trainer.steps}, with the data behind step {step}"
+            )
 
     def _validate(self, epoch: int) -> None:
         if self.stopped:

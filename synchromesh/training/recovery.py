@@ -54,7 +54,7 @@ class Survival:
     FALL_BACKS: ClassVar = Plan(LayoutSpec("data")), Plan(LayoutSpec("sharded-data"))
 
     def __init__(self, execution: Execution, loaders: Loaders, adaptation: Adaptation) -> None:
-        self._execution, self._loaders, self._adaptation = execution, loaders, adaptation
+        self._execution, self.loaders, self._adaptation = execution, loaders, adaptation
         self._comes = execution.world.alone  # holds nothing that counts
         # the plan, where one is in force that was left of it, and that one
         self._wanted: tuple[Plan, Plan] | None = None
@@ -137,7 +137,7 @@ class Survival:
         self._summed = False
         self._before.clear()
         if (own := self._execution.world.member) is not None:
-            self._loaders.commit()
+            self.loaders.commit()
             self.replication.end_step()
             own.steps += 1
 
@@ -218,9 +218,10 @@ class Survival:
     @property
     def from_disk(self) -> bool:
         """Whether the run may go on with a checkpoint soon, so that it needs one."""
-        elastic = self._execution.world.member is not None
+        if self._execution.world.member is None:
+            return self.integrity.rolls_back
         alone = self._execution.workers.asynchronous
-        return elastic and bool(self._lacking or alone or self.integrity.every)
+        return bool(self._lacking or alone or self.integrity.every or self.integrity.rolls_back)
 
     @property
     def _ending(self) -> str:
@@ -385,7 +386,7 @@ class Survival:
         if scheduler is not None:
             learning_rate.resume(scheduler, from_json(shared["scheduler"], "scheduler"))
         if not self.own_loop:
-            self._loaders.go_on(map(Cursor.from_dict, shared["places"]))
+            self.loaders.go_on(map(Cursor.from_dict, shared["places"]))
 
 
 class Recovering(Protocol):

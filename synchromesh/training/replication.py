@@ -69,6 +69,11 @@ class Replication:
         """Ranks have met."""
         self._moves, self._steps, self._seconds = -1, 0, 0.0
 
+    def forget(self) -> None:
+        """The run has gone back behind what copies are of."""
+        self.copies.drop()
+        self.begin()
+
     def end_step(self) -> None:
         if self.timed is not None:
             self._seconds += time.monotonic() - self.timed

@@ -1,5 +1,6 @@
 """Gradients that are not finite, replicas that differ, losses that jump."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import synchromesh as sm
-from synchromesh.training.events import FitEvent, Started, StepDone
+from synchromesh.data.cursor import Cursor
+from synchromesh.data.loader import Batching, Loader
+from synchromesh.training.events import Finished, FitEvent, Started, StepDone
 from synchromesh.training.integrity import Spikes
 from tests.ranks import run
 
@@ -176,3 +179,108 @@ def test_spikes_of_a_run_are_in_its_result() -> None:
     most = max(range(41), key=lambda n: result.losses[n])
     assert [s.step for s in result.loss_spikes] in ([most + 1], []) and started
     assert result.loss_spikes or most < Spikes.LEAST
+
+
+def jumping(count: int) -> sm.Workload:
+    """Of which row 150 makes the loss jump."""
+    x, y = rows(200)
+    x[150] *= 1e5
+
+    def jumps(m: nn.Module, b: Any) -> Tensor:
+        of_rows = nn.functional.cross_entropy(m(b[0]), b[1], reduction="none")
+        return (of_rows * b[0].abs().amax(1).clamp(min=10.0)).mean()
+
+    return sm.Workload(
+        model=model, loss=jumps,
+        train_data=[*zip(x[:count], y[:count], strict=True)], batch_size=2,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), epochs=2, name="jump",
+        scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.999),
+    )  # fmt: skip
+
+
+def rolled(plan: str, folder: Path) -> tuple[Any, ...]:
+    states: list[dict[str, Tensor]] = []
+
+    def take(event: FitEvent) -> None:
+        if isinstance(event, Finished):
+            states.append(event.trainer.state_dict())
+
+    result = sm.fit(
+        jumping(200), plan, on_event=take, checkpoints=folder, checkpoint_every=10, seed=2,
+        roll_back_spikes=True,
+    )  # fmt: skip
+    spikes = [(spike.step, spike.back_to) for spike in result.loss_spikes]
+    return spikes, result.steps, result.losses, states[0]
+
+
+def rolled_by_hand() -> tuple[Any, ...]:
+    """In plain PyTorch."""
+    w = jumping(200)
+    torch.manual_seed(2)
+    made = w.build()
+    optimizer = w.build_optimizer(made.parameters())
+    scheduler = w.build_scheduler(optimizer)
+    assert scheduler is not None
+    loader = Loader(w.train_data, 2, lambda n: ((0, n),), Cursor(2), Batching(True))
+    kept: dict[int, Any] = {}
+    losses, spikes, read, at = list[float](), list[tuple[int, int]](), Spikes(), 0
+
+    def look() -> None:
+        """Reads new losses; goes back behind a spike."""
+        nonlocal at
+        found = read.look(at + 1, losses[at:])
+        at = len(losses)
+        if found:
+            back = max(n for n in kept if n < found[0].step)
+            for owner, state in zip((made, optimizer, scheduler), kept[back], strict=True):
+                owner.load_state_dict(copy.deepcopy(state))
+            spikes.extend((spike.step, back) for spike in found)
+            del losses[back:]
+            at = back
+
+    def keep() -> None:
+        owners = made, optimizer, scheduler
+        kept[len(losses)] = [copy.deepcopy(owner.state_dict()) for owner in owners]
+
+    keep()
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            value = w.loss(made, batch)
+            value.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(float(value.detach()))
+            step = len(losses)
+            if step % 10 == 0:
+                look()
+            if step % 10 == 0 and len(losses) == step and not loader.last:
+                keep()
+        look()
+        keep()
+    return spikes, len(losses), tuple(losses), made.state_dict()
+
+
+@pytest.mark.wide(1)
+@pytest.mark.parametrize("plan", ["data", "hybrid:tensor=2", "sharded-data"])
+def test_behind_a_spike_the_state_goes_back_and_the_data_does_not(
+    plan: str, tmp_path: Path
+) -> None:
+    spikes, steps, losses, state = rolled_by_hand()
+    assert len(spikes) == 2 and steps < 200  # one in each epoch
+    for found in run(2, rolled, plan, tmp_path):
+        assert found[:2] == (spikes, steps)
+        assert found[2] == pytest.approx(losses, abs=1e-10)
+        for name, value in state.items():
+            torch.testing.assert_close(found[3][name], value, atol=1e-10, rtol=0.0)
+
+
+def test_what_does_not_roll_back_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="roll_back_spikes needs a folder: checkpoints="):
+        sm.fit(jumping(20), "single", roll_back_spikes=True)
+
+    def refused(plan: str, folder: Path) -> None:
+        with pytest.raises(ValueError, match="losses are known late, or of one rank alone"):
+            sm.fit(jumping(20), plan, roll_back_spikes=True, checkpoints=folder)
+
+    run(2, refused, "data; @synchronisation=downpour:1", tmp_path)
