@@ -20,14 +20,15 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders
+from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders, Seat
 from synchromesh.launcher.generation import address_of
 from synchromesh.launcher.machine import addresses, linked
 from synchromesh.values.extras import require
@@ -42,7 +43,7 @@ class LighthouseTuning:
     silent: float = 4.0  # a host without a word ...
     # the same where a rank has lost a connection with it, and it has none with the Lighthouse ...
     quiet: float = 0.2
-    parted: float = 0.6  # ... or misses quorums, where the kernel does not tell of connections
+    parted: float = 0.6  # ... or misses quorums, where the kernel does not tell of that
     join: float = 0.1  # for hosts that have spoken before, until there is a quorum without them
     call: float = 1.0  # a connection or an answer
     beat: float = 1.5  # one that is silent counts for the Lighthouse's majority no longer
@@ -138,6 +139,7 @@ class Lighthouse:
         self._to = ""  # the coordinator's random number
         self._asked: dict[str, str] = {}  # by name, those that are to hear theirs
         self._spoke: dict[str, float] = {}  # when each did last
+        self._direct: set[str] = set()  # whose connections this kernel has seen
         self.asks = ""  # the address of a host that is to leave, where this one observes
         self._heard = self._looked = time.monotonic()
         self._excused = False  # it stood still since it heard last
@@ -178,26 +180,44 @@ class Lighthouse:
     def _there(self) -> list[HostRanks]:
         """Other hosts that are not silent."""
         now, others, there = time.monotonic(), [*self._others.items()], list[HostRanks]()
-        parted = self._parted()
-        asked = self._quorum if len(others) > 1 else now  # one of two is no majority: no quorum
-        quiet = [n for n, (_, heard, _) in others if now - heard > LIMITS.quiet]
-        doubtful = {n for n in quiet if self.orders.leave or address_of(n) in parted}
-        connected = linked(self._address[1]) if doubtful else None
+        ended = self._ended({n: heard for n, (_, heard, _) in others}, now)
         for name, (_, heard, state) in others:
-            if connected is None:
-                ended = address_of(name) in parted and asked - heard > LIMITS.parted
-            else:
-                ended = name in doubtful and address_of(name) not in connected
-            if ended or now - heard > LIMITS.silent:
+            if name in ended or now - heard > LIMITS.silent:
                 self._others.pop(name, None)
             else:
                 there.append(replace(state, unheard=now - heard))
         return there
 
+    def _ended(self, heard: Mapping[str, float], now: float) -> set[str]:
+        """Hosts whose launchers have ended: of their ranks connections are lost, and they are
+        quiet, without a connection with the Lighthouse. heard: when each spoke."""
+        parted, changing = self._parted(), self._changing
+        asked = self._quorum if len(heard) > 1 else now  # one of two is no majority: no quorum
+        launchers = Counter(map(address_of, (self._sealed.name, *heard)))
+        quiet = {n: address_of(n) for n, at in heard.items() if now - at > LIMITS.quiet}
+        connected = linked(self._address[1]) if quiet else None
+        ended = set[str]()
+        for name, address in quiet.items():
+            if connected is None or name not in self._direct or launchers[address] > 1:
+                gone = address in parted and asked - heard[name] > LIMITS.parted
+            else:
+                gone = (changing or address in parted) and address not in connected
+            ended |= {name} if gone else set()
+        return ended
+
     @property
     def _address(self) -> tuple[str, int]:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return host, int(port)
+
+    @property
+    def _changing(self) -> bool:
+        """Whether ranks leave a generation, or have not all come to the next one: who is lost
+        meanwhile has no connections that others could miss."""
+        known = {Seat(s.host, r.slot): r for s in (self._state, *self._states) for r in s.ranks}
+        number, seats = self.orders.number, self.orders.seats
+        meet = any(known[s].settled < number for s in seats if s in known)
+        return self.orders.leave or (number > 1 and meet)
 
     def _parted(self) -> set[str]:
         """Addresses with which ranks have lost a connection, while nobody is known to be lost."""
@@ -258,6 +278,7 @@ class Lighthouse:
             )
         for name in [n for n, at in self._spoke.items() if time.monotonic() - at > LIMITS.forget]:
             self._sealed.forget(self._asked.pop(name))
+            self._direct.discard(name)
             self._others.pop(name, None)
             del self._spoke[name]
         return self._sealed.seal(
@@ -283,6 +304,10 @@ class Lighthouse:
                 self._coordinator.asked.add(said["asks"])
             elif said["to"] == self._sealed.own:
                 state = of_plain(HostRanks, said["state"], "state")
+                if name not in self._others and address_of(name) in (
+                    linked(self._address[1]) or ()
+                ):
+                    self._direct.add(name)
                 self._others[name] = said["own"], time.monotonic(), state
 
     def _look(self) -> None:

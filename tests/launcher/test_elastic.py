@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -116,6 +117,17 @@ def test_places_are_started_anew_as_long_as_their_steps_are_new(tmp_path: Path) 
 
     assert [lost(10 * n) for n in range(1, 8)] == [{0, 1}] * 7
     assert [lost(70) for _ in range(3)] == [{0, 1}, {0, 1}, set()]
+
+
+def test_a_host_without_a_rank_says_of_what_its_last_one_died(tmp_path: Path) -> None:
+    none, leads = cast(Any, None), cast(Any, SimpleNamespace(leads=True))
+    here = elastic.LocalRanks("h", 1, none, none, leads, 1.0, print, tmp_path)
+    here.slots = [elastic.Slot(0, 0, none, why="was killed by SIGKILL", rank=3)]
+    assert here.bare == ""  # the run has ended with it
+    here.coordination = cast(Any, SimpleNamespace(leads=False))
+    assert here.bare.endswith("any more, the others go on: rank 3 was killed by SIGKILL")
+    here.failed = "rank 3 of host h failed"
+    assert here.bare == ""
 
 
 def test_a_silent_rank_is_killed_and_a_pause_is_no_fault(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from synchromesh.launcher import lighthouse
-from synchromesh.launcher.coordinator import Coordinator, HostRanks, RankState
+from synchromesh.launcher.coordinator import Coordinator, HostRanks, Orders, RankState, Seat
 from synchromesh.launcher.lighthouse import Lighthouse, Sealed, reaching, token_of
 from synchromesh.launcher.machine import linked
 
@@ -139,15 +139,33 @@ def test_a_host_whose_connections_are_closed_is_missed_sooner(
 
 
 def test_a_host_without_a_connection_is_missed_at_once(run: Run) -> None:
-    name = "127.0.0.2/b"  # as its client has no connection from there, it never has one
-    b, of_c = run.other(name), {"met": 1, "parted": "127.0.0.2"}
+    name = "127.0.0.2/b"
+    link = socket.create_connection((HOST, run.port), source_address=("127.0.0.2", 0))
+    b, of_c = run.other(name), {"met": 1, "parted": "127.0.0.2"}  # whose client has none there
     assert run.until(lambda: b(state(name)).number == 1)
     assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # b speaks
     b._closed.set()
     b._thread.join()
+    assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # it stands still
+    link.close()
     began = time.monotonic()
     assert run.until(lambda: bool(run.first.orders.lost), **of_c)
     assert time.monotonic() - began < 0.5 and run.first.orders.lost[0].rank == 1
+
+
+def test_ranks_that_meet_anew_miss_no_connection() -> None:
+    seats = Seat("a", 0), Seat("b", 3)
+    own = Lighthouse("http://127.0.0.1:1", Sealed(TOKEN, "a"))
+
+    def changing(number: int, here: int, there: int, leave: bool = False) -> bool:
+        own.orders = Orders(number, seats, leave=leave)
+        own._state = state("a", settled=here)
+        other = HostRanks("b", (RankState(3, settled=there), RankState(4)))  # which builds
+        own._others["b"] = "", 0.0, other
+        return own._changing
+
+    assert changing(2, 2, 1) and changing(2, 1, 2) and changing(2, 2, 2, leave=True)
+    assert not changing(2, 2, 2) and not changing(1, 0, 0)  # a run begins
 
 
 def test_connections_from_an_address() -> None:
