@@ -311,6 +311,7 @@ class Loop:
             del self.losses[done:]
             self.before = min(self.before, done)
             self.known = {epoch: min(n, done) for epoch, n in self.known.items()}
+            self.follow_ranks(trainer.world.size)
             trainer.options.say(
                 f"training goes on from step {trainer.steps}, with the data behind step {step}"
             )

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,9 +55,10 @@ class RollBack:
         saved = TrainerState.from_dict(checkpoint.read_extra(path, trainer.world), path)
         if saved.steps >= step:
             return False
-        loaders = trainer.survival.loaders
-        places = loaders.places()
+        loaders, places = trainer.survival.loaders, list(trainer.survival.loaders.places())
         trainer.resume(path)
+        for i, then in enumerate(saved.cursors[: len(places)]):  # rates are of batches of then
+            places[i] = replace(places[i], batch_size=then.batch_size)
         loaders.go_on(places)
         self._times[str(path)] += 1
         return True
