@@ -1,5 +1,6 @@
 """Kills of ranks at random moments: `python -m benchmarks.local_kills [--kills 30] [--seed 0]
-[--plans data,hybrid:tensor=2,hybrid:stages=2,sharded-data] [--quiet RANKS] [--turns 3] [--json]`.
+[--plans data,hybrid:tensor=2,hybrid:stages=2,sharded-data] [--quiet RANKS] [--switches RUNS]
+[--turns 3] [--json]`.
 
 Four ranks of a host train a model of float64 (`tests.elastic_run`) under each plan, as an elastic
 run. Two of them, drawn like the moments, get a SIGKILL while it trains (one where a plan divides
@@ -8,7 +9,9 @@ noticed within 0.5 s, training goes on within 2 s (median) and 4 s (at most), no
 `data` (elsewhere the last copies in memory may be some steps old), and losses and parameters are
 those of an undisturbed run, to 1e-10. Before that the quiet cost: runs without a kill,
 in turns, of this launcher and of the one that is not elastic; goal 0.99 of the steps a second.
-`--quiet RANKS`: of so many ranks, and no kills.
+`--quiet RANKS`: of so many ranks, and no kills. `--switches RUNS`: ranks are lost in a switch of
+plans, at a phase of it, and every other time another one while that is dealt with; the run's end
+is to be that of an undisturbed one.
 """
 
 import argparse
@@ -30,12 +33,18 @@ from synchromesh.launcher import elastic, launcher
 RANKS, EPOCHS = 4, 60
 NEAR = 1e-10
 NOTICED, TYPICAL, LONGEST, QUIET = 0.5, 2.0, 4.0, 0.99
+SHORT, STEP = 3, 8  # epochs of a run with a switch, and steps in front of it
+SWITCHED = ("data", "hybrid:tensor=2", "sharded-data", "hybrid:stages=2", "data; @ranks=0-2")
+# of tests.elastic_run: in a switch; and while a loss is dealt with
+PHASES = ("copy", "send", "move", "moved", "behind")
+LATER = ("enter", "regroup", "restored", "move", "moved", "room")
 PLANS = "data,hybrid:tensor=2,hybrid:stages=2,sharded-data"
 
 
-def launched(file: str, plan: str, kind: str, ranks: str) -> int:
-    """In a process of its own: runs to the end, under one of the two launchers."""
-    command = ["-m", "tests.elastic_run", file, plan, str(EPOCHS)]
+def launched(file: str, plan: str, kind: str, ranks: str, epochs: str, *words: str) -> int:
+    """In a process of its own: runs to the end, under one of the two launchers. words: of
+    `tests.elastic_run`."""
+    command = ["-m", "tests.elastic_run", file, plan, epochs, *words]
     if kind == "elastic":
         ending = elastic.launch(command, int(ranks), print)
     else:
@@ -45,12 +54,16 @@ def launched(file: str, plan: str, kind: str, ranks: str) -> int:
     return ending.code
 
 
-def run(plan: str, kind: str, moments: Sequence[float] = (), ranks: int = RANKS) -> dict[str, Any]:
+def run(
+    plan: str, kind: str, moments: Sequence[float] = (), ranks: int = RANKS, epochs: int = EPOCHS,
+    words: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
     """What a run has left. moments: seconds of its training behind which a rank is killed."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        words = [sys.executable, "-m", "benchmarks.local_kills", "--run", str(file), plan, kind]
-        with subprocess.Popen([*words, str(ranks)], stdout=subprocess.DEVNULL) as process:
+        command = [sys.executable, "-m", "benchmarks.local_kills", "--run", str(file), plan, kind]
+        command += [str(ranks), str(epochs), *words]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             begun = file.with_suffix(".begun")
             while not begun.exists() and process.poll() is None:
                 time.sleep(0.01)
@@ -92,6 +105,33 @@ def quiet(plan: str, turns: int, ranks: int) -> tuple[float, dict[str, Any]]:
     return median(ratios), own
 
 
+def switches(runs: int) -> int:
+    """Prints where ranks were lost, and what came of it."""
+    plain, rows = run("data", "elastic", (), 2, SHORT), list[dict[str, Any]]()
+    print(f"{'from':17}{'to':17}{'lost at':26}{'state from':26}{'again':>8}{'apart':>9}")
+    while len(rows) < runs:
+        plan, other = random.sample(SWITCHED, 2)
+        first, second = random.sample(range(RANKS), 2)
+        faults = [f"{first}:{STEP}:{random.choice(PHASES)}"]
+        if len(rows) % 2:
+            faults.append(f"{second}:{STEP}:{random.choice(LATER)}")
+        words = "replicate=1", *faults, f"switch@{STEP}={other}"
+        found = run(plan, "elastic", (), RANKS, SHORT, words)
+        of, far = found["generations"], apart(found, plain)
+        if not of:  # a switch without that phase
+            continue
+        places = ", ".join(fault.rpartition(":")[2] for fault in faults)
+        sources = ", ".join(f"{g['state_from']} at {g['from_step']}" for g in of)
+        rows.append({"good": far <= NEAR, "again": max(g["recovered_seconds"] for g in of)})
+        print(
+            f"{plan:17}{other:17}{places:26}{sources:26}{rows[-1]['again']:6.2f} s{far:9.0e}"
+            f"{'' if rows[-1]['good'] else '  missed'}", flush=True,
+        )  # fmt: skip
+    good = sum(row["good"] for row in rows)
+    print(f"{machine()}\n{good} of {runs} runs end as the undisturbed one (goal: all)")
+    return 0 if good == runs else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=30, help="under each plan")
@@ -100,7 +140,8 @@ def main() -> int:
     parser.add_argument("--quiet", type=int, metavar="RANKS")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--switches", type=int, metavar="RUNS")
+    parser.add_argument("--run", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.run:
         return launched(*asked.run)
@@ -110,6 +151,8 @@ def main() -> int:
         print(f"{machine()}\n{asked.quiet} ranks, steps a second beside the usual ones: {told}")
         return 0 if min(costs.values()) >= QUIET else 1
     random.seed(asked.seed)
+    if asked.switches:
+        return switches(asked.switches)
     rows = []
     for plan in asked.plans.split(","):
         cost, plain = quiet(plan, asked.turns, RANKS)

@@ -1,10 +1,10 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-compare=K | batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...] [room=BYTES]
-[switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end writes losses and
-parameters to FILE; FILE.begun is there once it trains. own: a loop of its own in place of `fit`'s,
-whose batches come from `loader`, by `shard`, or are its `rows`, or whose steps are made of
-`parts`, or that evaluates in `between`, or what is read `once`, that has a `sampler` and workers,
-that takes batches `ahead`, `twice`, or `changed`.
+compare=K | data=KIND | batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...]
+[room=BYTES] [switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end writes
+losses and parameters to FILE; FILE.begun is there once it trains. own: a loop of its own in place
+of `fit`'s, whose batches come from `loader`, by `shard`, or are its `rows`, or whose steps are
+made of `parts`, or that evaluates in `between`, or what is read `once`, that has a `sampler` and
+workers, that takes batches `ahead`, `twice`, or `changed`.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
 a rank's memory behind one."""
 
@@ -41,6 +41,7 @@ from synchromesh.training import events
 from synchromesh.training.fit import fit
 from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance
 from synchromesh.training.replication import Replication
+from tests.data.datasets import Sharded, Stateful
 
 ROWS, BATCH = 56, 12
 STEPS = -(-ROWS // BATCH)  # of an epoch
@@ -54,6 +55,21 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+        return out
+
+
+class Tied(Net):
+    """A weight of two names, which is used three times; a frozen one, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid, self.out, self.unused = (nn.Linear(16, 16) for _ in range(3))
+        self.out.weight = self.mid.weight
+        self.norm.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = self.mid(torch.tanh(self.mid(self.first(x))))
+        out: Tensor = self.last(self.norm(self.out(middle)))
         return out
 
 
@@ -71,9 +87,27 @@ def samples() -> list[tuple[Tensor, Tensor]]:
     return [(row, (row.sum() > 0).long() + (row[0] > 1).long()) for row in rows]
 
 
-def workload() -> sm.Workload:
+class Shards(Sharded):
+    def __iter__(self) -> Iterator[Any]:
+        rows = samples()
+        yield from (rows[n % ROWS] for _, n in super().__iter__())
+
+
+class Stated(Stateful):
+    def __iter__(self) -> Iterator[Any]:
+        rows = samples()
+        yield from (rows[n % ROWS] for _, n in super().__iter__())
+
+
+def workload(data: str = "") -> sm.Workload:
+    """data: `shards` or `stated`, a stream of six files, or that knows its state; `tied`: usual
+    data for such a model."""
+    streams: dict[str, Callable[[], Any]] = {
+        "shards": lambda: Shards(9, 9, 9, 9, 9, 9, states=False), "stated": lambda: Stated(54),
+    }  # fmt: skip
     return sm.Workload(
-        model=lambda: Net().double(), loss=loss, metric=metric, train_data=samples(),
+        model=lambda: (Tied if data == "tied" else Net)().double(), loss=loss, metric=metric,
+        train_data=streams.get(data, samples)(),
         valid_data=samples()[:10], batch_size=BATCH,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.97),
@@ -279,7 +313,7 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
     name, _, value = words[0].partition("=") if words else ("", "", "")
-    words = words[name in ("replicate", "own", "batches", "rows", "resume", "compare") :]
+    words = words[name in ("replicate", "own", "batches", "rows", "resume", "compare", "data") :]
     batches = value if name == "batches" else None
     resume = value if name == "resume" else None
     replicate = value if name == "replicate" else replicate
@@ -292,8 +326,9 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
         return one_process({int(step): int(rows) for step, rows in pairs}, int(epochs), folder)
     if name == "own":
         return own_loop(value, faults, plan, int(epochs), folder)
+    of = workload(value if name == "data" else "")
     fit(
-        workload(), plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
+        of, plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
         replicate=replicate, batches=batches, resume=resume,
         check_replicas=int(value) if name == "compare" else None,
     )  # fmt: skip

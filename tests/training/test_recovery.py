@@ -371,6 +371,46 @@ def test_what_nobody_has_in_memory_comes_from_the_newest_checkpoint(
     assert [loss for _, loss in epochs] == pytest.approx(expected, abs=NEAR)
 
 
+@pytest.mark.wide(1)
+@pytest.mark.parametrize(
+    ("data", "plan"),
+    [
+        ("shards", "data"),
+        ("stated", "data"),
+        ("shards", "sharded-data"),
+        ("stated", "hybrid:tensor=3"),
+    ],
+)
+def test_a_stream_of_which_a_lost_rank_has_read_a_part(
+    data: str, plan: str, tmp_path: Path
+) -> None:
+    """In the last epoch, as others would divide it for as many ranks as there are then."""
+    files = [tmp_path / f"{n}.json" for n in range(2)]
+    assert launched(files[0], plan, f"data={data}", "9:99:step", ranks=3)[0].code == 0
+    ending, _ = launched(files[1], plan, f"data={data}", "1:12:update", ranks=3)
+    generations = gone_on(ending, files[1], json.loads(files[0].read_text()))
+    assert [(g["from_step"], g["ranks"]) for g in generations] in ([(12, 2)], [(13, 2)])
+
+
+TIED = {
+    "data": "1:7:update",
+    "sharded-data": "2:7:behind",
+    "hybrid:tensor=2": "3:7:agree",
+    "hybrid:stages=2": "1:7:update",
+    "hybrid:tensor=2,states=parameters": "2:7:step",
+}
+
+
+@pytest.mark.wide(1)
+@pytest.mark.parametrize("plan", TIED)
+def test_shared_frozen_and_unused_weights(plan: str, tmp_path: Path) -> None:
+    files = [tmp_path / f"{n}.json" for n in range(2)]
+    assert launched(files[0], "data", "data=tied", ranks=2)[0].code == 0
+    ending, _ = launched(files[1], plan, "data=tied", TIED[plan])
+    generations = gone_on(ending, files[1], json.loads(files[0].read_text()))
+    assert [g["ranks"] for g in generations] == [3]
+
+
 FLIPS = {  # faults, the steps behind which ranks go on, those made again
     "between two looks": ("compare=2 2:7:behind~", 5, 3),
     "before a checkpoint": ("compare=4 1:14:behind~", 10, 5),
