@@ -127,7 +127,9 @@ class Faults:
         self.room = next((int(w[5:]) for w in words if w.startswith("room=")), 0)
         split = [word.split(":") for word in words if word[:5] not in ("switc", "room=")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
-        self.waits = [(int(n), int(p[4:])) for _, n, p in split if p.startswith("wait")]
+        self.waits = [
+            (int(n), p[:4], int(p[4:])) for _, n, p in split if p[:4] in ("wait", "best")
+        ]
         self.sleeps = {int(n): float(p[5:]) for _, n, p in split if p.startswith("sleep")}
         self.mine = {(int(steps), place) for rank, steps, place in split if rank == own}
         self.trainer: sm.Trainer | None = None
@@ -188,12 +190,13 @@ class Faults:
 
     def wait(self, place: str) -> None:
         """Behind these steps for so long, `*:STEPS:sleepSECONDS`, or until there are as many
-        ranks: `*:STEPS:waitRANKS`."""
-        if self.trainer is None or place != "behind":
+        ranks: `*:STEPS:waitRANKS`, and `bestRANKS` once the epoch behind them is the best one."""
+        if self.trainer is None or place not in ("behind", "best"):
             return
-        time.sleep(self.sleeps.get(self.trainer.steps, 0.0))
-        for steps, ranks in self.waits:
-            if steps == self.trainer.steps and self.trainer.world.size < ranks:
+        time.sleep(self.sleeps.get(self.trainer.steps, 0.0) if place == "behind" else 0.0)
+        for steps, at, ranks in self.waits:
+            here = (at == "best") == (place == "best") and steps == self.trainer.steps
+            if here and self.trainer.world.size < ranks:
                 own = self.trainer.world.member
                 while own is not None and not own.told:
                     time.sleep(0.01)
@@ -209,6 +212,8 @@ class Faults:
                 if self.mine:
                     self.install(trainer)
                 self.begun.touch()
+            case events.Saved(path) if path.name == "best":
+                self.wait("best")
             case events.EpochEnded(epoch, _, loss):
                 self.epochs.append((epoch, loss))
             case events.StepDone(seconds=seconds):
@@ -312,25 +317,25 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
-    name, _, value = words[0].partition("=") if words else ("", "", "")
-    words = words[name in ("replicate", "own", "batches", "rows", "resume", "compare", "data") :]
-    batches = value if name == "batches" else None
-    resume = value if name == "resume" else None
-    replicate = value if name == "replicate" else replicate
+    names = ("replicate", "own", "batches", "rows", "resume", "compare", "data")
+    said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    asked = {name: said[name] for name in names if name in said}
+    words = tuple(word for word in words if word.partition("=")[0] not in names)
     torch.set_num_threads(1)
     folder = Path(file)
     faults = Faults(words, folder.with_suffix(".begun"))
-    saved = folder.with_suffix(".saved") if words or resume else None
-    if name == "rows":
-        pairs = [pair.split("=") for pair in value.split(",")]
+    saved = folder.with_suffix(".saved") if words or "resume" in asked else None
+    if "rows" in asked:
+        pairs = [pair.split("=") for pair in asked["rows"].split(",")]
         return one_process({int(step): int(rows) for step, rows in pairs}, int(epochs), folder)
-    if name == "own":
-        return own_loop(value, faults, plan, int(epochs), folder)
-    of = workload(value if name == "data" else "")
+    if "own" in asked:
+        return own_loop(asked["own"], faults, plan, int(epochs), folder)
+    every = asked.get("compare")
     fit(
-        of, plan, epochs=int(epochs), on_event=faults.take, seed=3, checkpoints=saved,
-        replicate=replicate, batches=batches, resume=resume,
-        check_replicas=int(value) if name == "compare" else None,
+        workload(asked.get("data", "")), plan, epochs=int(epochs), on_event=faults.take, seed=3,
+        checkpoints=saved, replicate=asked.get("replicate", replicate),
+        batches=asked.get("batches"), resume=asked.get("resume"),
+        check_replicas=None if every is None else int(every),
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

@@ -80,8 +80,7 @@ class Integrity:
     def replicas(self, steps: int, saves: bool = False) -> None:
         """Behind a step: RuntimeError where ranks have not the same of what they hold alike. All
         ranks call alike. saves: a checkpoint of it is next."""
-        due = self.every and (saves or not steps % self.every)
-        if not due or steps == self._equal:
+        if not self.every or (steps % self.every and not saves):
             return
         state, everyone = self._execution.state, self._execution.world.everyone
         mine = {

@@ -267,6 +267,7 @@ COMES = {  # plan, faults and where those that are left wait for so many ranks, 
     "data": ("data", "1:4:step *:7:wait4", [3, 4]),
     "the first": ("data", "0:4:sum *:10:wait4", [3, 4]),
     "twice": ("data", "2:3:step 4:8:sum *:7:wait4 *:12:wait4", [3, 4, 3, 4]),
+    "before an epoch's checkpoint": ("data", "compare=3 1:4:step *:5:best4", [3, 4]),
     "it alone is left": (
         "data", "1:3:step *:6:wait4 0:8:step 2:8:step 3:8:step *:11:wait4", [3, 4, 1, 2, 3, 4],
     ),
@@ -387,9 +388,9 @@ def test_a_stream_of_which_a_lost_rank_has_read_a_part(
     """In the last epoch, as others would divide it for as many ranks as there are then."""
     files = [tmp_path / f"{n}.json" for n in range(2)]
     assert launched(files[0], plan, f"data={data}", "9:99:step", ranks=3)[0].code == 0
-    ending, _ = launched(files[1], plan, f"data={data}", "1:12:update", ranks=3)
+    ending, _ = launched(files[1], plan, f"data={data}", "replicate=1", "1:12:update", ranks=3)
     generations = gone_on(ending, files[1], json.loads(files[0].read_text()))
-    assert [(g["from_step"], g["ranks"]) for g in generations] in ([(12, 2)], [(13, 2)])
+    assert [g["ranks"] for g in generations] == [2] and generations[0]["from_step"] >= 11
 
 
 TIED = {
