@@ -1,10 +1,11 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-compare=K | data=KIND | batches=ranks | own=LOOP | resume=PATH] [RANK:STEPS:PLACE ...]
-[room=BYTES] [switch@STEPS=PLAN]`, as the command of an elastic launch. Rank 0 of the end writes
-losses and parameters to FILE; FILE.begun is there once it trains. own: a loop of its own in place
-of `fit`'s, whose batches come from `loader`, by `shard`, or are its `rows`, or whose steps are
-made of `parts`, or that evaluates in `between`, or what is read `once`, that has a `sampler` and
-workers, that takes batches `ahead`, `twice`, or `changed`.
+compare=K | data=KIND | spike=STEP | batches=ranks | own=LOOP | resume=PATH]
+[RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command of an elastic launch.
+Rank 0 of the end writes losses and parameters to FILE; FILE.begun is there once it trains. own: a
+loop of its own in place of `fit`'s, whose batches come from `loader`, by `shard`, or are its
+`rows`, or whose steps are made of `parts`, or that evaluates in `between`, or what is read `once`,
+that has a `sampler` and workers, that takes batches `ahead`, `twice`, or `changed`. spike: goes
+back behind this step.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
 a rank's memory behind one."""
 
@@ -39,6 +40,7 @@ from synchromesh.planning import rank_memory
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
 from synchromesh.training.fit import fit
+from synchromesh.training.integrity import Spike, Spikes
 from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance
 from synchromesh.training.replication import Replication
 from tests.data.datasets import Sharded, Stateful
@@ -141,6 +143,8 @@ class Faults:
         for place in ("step", "update", "evaluate", "save"):
             self.before(trainer, place, place)
         self.before(trainer._execution, "shift", "regroup")
+        self.before(trainer._execution, "load", "load")
+        self.behind(trainer._execution, "load", "loaded")
         self.behind(trainer.survival, "agree", "agree-all")
         self.before(World, "enter", "enter")
         self.before(Group, "all_reduce", "sum")
@@ -246,6 +250,20 @@ def ahead(batches: Iterable[Any]) -> Iterator[Any]:
     yield before
 
 
+def jump(step: int) -> None:
+    """The loss of this step counts as a spike, once."""
+    look, left = Spikes.look, [step]
+
+    def found(self: Spikes, first: int, losses: Sequence[float]) -> list[Spike]:
+        look(self, first, losses)
+        here = bool(left) and first <= left[0] < first + len(losses)
+        self.new = [Spike(left.pop(), 9.0, 1.0, 99.0)] if here else []
+        self.found += self.new
+        return self.new
+
+    Spikes.look = found  # type: ignore[method-assign]
+
+
 def own_loop(kind: str, faults: Faults, plan: str, epochs: int, file: Path) -> None:
     own, losses = workload(), list[float]()
     torch.manual_seed(3)
@@ -317,25 +335,28 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
-    names = ("replicate", "own", "batches", "rows", "resume", "compare", "data")
+    names = ("replicate", "own", "batches", "rows", "resume", "compare", "data", "spike")
     said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     asked = {name: said[name] for name in names if name in said}
     words = tuple(word for word in words if word.partition("=")[0] not in names)
     torch.set_num_threads(1)
     folder = Path(file)
     faults = Faults(words, folder.with_suffix(".begun"))
-    saved = folder.with_suffix(".saved") if words or "resume" in asked else None
+    saves = bool(words) or not {"resume", "spike"}.isdisjoint(asked)
+    saved = folder.with_suffix(".saved") if saves else None
     if "rows" in asked:
         pairs = [pair.split("=") for pair in asked["rows"].split(",")]
         return one_process({int(step): int(rows) for step, rows in pairs}, int(epochs), folder)
     if "own" in asked:
         return own_loop(asked["own"], faults, plan, int(epochs), folder)
     every = asked.get("compare")
+    if "spike" in asked:
+        jump(int(asked["spike"]))
     fit(
         workload(asked.get("data", "")), plan, epochs=int(epochs), on_event=faults.take, seed=3,
         checkpoints=saved, replicate=asked.get("replicate", replicate),
         batches=asked.get("batches"), resume=asked.get("resume"),
-        check_replicas=None if every is None else int(every),
+        check_replicas=None if every is None else int(every), roll_back_spikes="spike" in asked,
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

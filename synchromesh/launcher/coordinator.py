@@ -173,7 +173,7 @@ class Coordinator:
         self._met = self._built = self._grown = time.monotonic()
         self._scarce = inf  # since when there are too few hosts
         self._stops = False  # the run is to
-        self._ended, self._done = 0.0, 0  # as of `Generation`
+        self._ended, self._done, self._done_in = 0.0, 0, 0  # as of `Generation`; in which one
         self.asked: set[str] = set()  # addresses of hosts that are to leave
 
     def close(self) -> None:
@@ -239,8 +239,11 @@ class Coordinator:
             self._grown = time.monotonic()
         self._hosts = there
         self._over |= {seat for seat, rank in known.items() if rank.ended}
-        steps = [r.step for r in known.values() if r.settled == self.orders.number]
-        self._done = max([self._done, *steps])
+        settled = [r for r in known.values() if r.settled == self.orders.number]
+        if settled:  # of a generation in which nobody is, that before counts
+            before = self._done if self._done_in == self.orders.number else 0
+            self._done_in = self.orders.number
+            self._done = max(before, *(r.step for r in settled))
         for host in [h for h in hosts if h.failed]:
             self._fail(host)
 
@@ -384,4 +387,3 @@ class Coordinator:
             refused=self.orders.refused, stop=self.orders.stop, began=self.orders.began,
             ended=self._ended, done=self._done,
         )  # fmt: skip
-        self._done = 0

@@ -148,7 +148,8 @@ class LocalRanks:
     def bare(self) -> str:
         """Why the others go on without a rank of this host; empty where that is not so."""
         lost = [slot for slot in self.slots if slot.why]
-        if self.failed or self.orders.end or self.coordination.leads or not lost:
+        ends = self.orders.end or self.orders.over
+        if self.failed or ends or self.coordination.leads or not lost:
             return ""
         why = f"rank {lost[-1].rank} {lost[-1].why}"
         return f"this host has no rank any more, the others go on: {why}"

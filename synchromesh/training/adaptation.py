@@ -48,6 +48,7 @@ class Adaptation:
         known = planning.candidates() or (predict(),)
         apart = self._execution.active.plan.sync.asynchronous  # no step is all ranks'
         candidates = [c for c in known if not (apart or c.plan.sync.asynchronous)]
+        self._earlier = self.decisions
         self.adapter = Adapter(profile, candidates, time.monotonic())
         self._sizes = deque(maxlen=self.LAST)
         self._forget_costs()

@@ -133,7 +133,7 @@ class BatchSizes:
             loader.batch_size = min(max(loader.batch_size, self._sizes[0]), self._sizes[-1])
         self._execution.planning.rows = loader.batch_size
         if rates is not None:
-            rates.resize(loader.batch_size)
+            rates.resize(loader.batch_size, rates.lowered)
 
     def regroup(self) -> None:
         """There are other ranks, of which nothing is known."""

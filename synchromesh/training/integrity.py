@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,11 @@ class Integrity:
         if why := next((why for why, found in refused.items() if found), ""):
             raise ValueError(f"{why}: leave it out, or take another plan")
         self.skips, self.every, self.rolls_back = skips, every, back
+
+    @property
+    def asked(self) -> list[Any]:
+        """The same on all ranks."""
+        return [self.skips, self.every, self.rolls_back]
 
     def gradients(self, steps: int) -> None:
         """Before the update behind `steps`: lets go of all gradients where one is not finite, so

@@ -86,7 +86,7 @@ class Loop:
             "whether checkpoints are written": self.folder is not None,
             "whether the run is resumed": resume is not None, "whether the plan is adapted": adapt,
             "whether there is validation": self._validates, "the batches": str(self.batches),
-            "whether spikes are rolled back": self.rolls_back,
+            "what is looked at": self.trainer.survival.integrity.asked,
         }  # fmt: skip
         require_alike(self.trainer.world.everyone, asked)
         return asked
@@ -281,22 +281,23 @@ class Loop:
 
     def _after_step(self, epoch: int, done: int, rows: int, seconds: float, waited: float) -> None:
         step, every = self.trainer.steps, self.checkpoint_every
-        read, filled = step % self.READ_EVERY == 0, self.trainer.workers.filled
-        if read:
-            self._read(epoch, filled.late if filled else 0)
-        loss = self.losses[-1] if read and self.losses else None
+        saves, filled = bool(every) and step % (every or 1) == 0, self.trainer.workers.filled
+        read = step % self.READ_EVERY == 0 or (saves and self.rolls_back)
+        loss = self._read(epoch, filled.late if filled else 0) if read else None
         began = time.monotonic()
         self.emit(events.StepDone(epoch, step, done, loss, rows, seconds, waited))
         self.aside += time.monotonic() - began
-        saves = bool(every) and step % (every or 1) == 0 and step == self.trainer.steps
+        saves = saves and step == self.trainer.steps  # it has not gone back
         self.stopped = self.stop.answer(saves or self.loader.last)
-        if self.adapts and step - self.SETTLED in {r.from_step for r in self.recoveries[-1:]}:
+        settled = step - self.SETTLED in {r.from_step for r in self.recoveries[-1:]}
+        if self.adapts and settled and self.trainer.adaptation.adapter is None:
             self.trainer.adapt()
         # the end of an epoch has a checkpoint of its own
         if saves and not self.loader.last and not self.stopped:
             self._save(f"step-{step}")
 
-    def _read(self, epoch: int, under_way: int = 0) -> None:
+    def _read(self, epoch: int, under_way: int = 0) -> float | None:
+        """The last loss that is known."""
         trainer, step = self.trainer, self.trainer.steps
         first, count = step - len(self.unread) + 1, max(0, len(self.unread) - under_way)
         values = tuple(map(float, self.unread[:count]))
@@ -304,6 +305,7 @@ class Loop:
             del self.unread[:count]
             self.losses += values
             self.emit(events.Losses(epoch, first, values))
+        loss = self.losses[-1] if self.losses else None
         for spike in self.spikes.look(first, values):
             trainer.options.say(str(spike))
         if self.rolls_back and self.rolled.back(self.spikes, self.folder or Path()):
@@ -315,6 +317,8 @@ class Loop:
             trainer.options.say(
                 f"training goes on from step {trainer.steps}, with the data behind step {step}"
             )
+            self._save(f"step-{trainer.steps}")  # with this place in the data
+        return loss
 
     def _validate(self, epoch: int) -> None:
         if self.stopped:

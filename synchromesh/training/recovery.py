@@ -217,10 +217,11 @@ class Survival:
 
     @property
     def from_disk(self) -> bool:
-        """Whether the run may go on with a checkpoint soon, so that it needs one."""
+        """Whether the run may go on with a checkpoint soon, so that it begins with one."""
         if self._execution.world.member is None:
             return self.integrity.rolls_back
-        alone = self._execution.workers.asynchronous
+        off = self.replication.every == "off" and not self._execution.state.alike
+        alone = off or self._execution.workers.asynchronous
         return bool(self._lacking or alone or self.integrity.every or self.integrity.rolls_back)
 
     @property
@@ -259,8 +260,11 @@ class Survival:
         progress = self._complete(trainer, complete)
         self._put_back()
         here = -1 if state.torn or self._comes else trainer.steps
-        table = world.everyone.all_gather_json([here, state.moves])
-        steps_of = [int(n) for n, _ in table]
+        table = world.everyone.all_gather_json([here, state.moves, self._lacks])
+        steps_of = [int(n) for n, *_ in table]
+        self._lacks = next(
+            (lacks for *_, lacks in table if lacks), ""
+        )  # one that comes knows none
         first = max(range(len(steps_of)), key=steps_of.__getitem__)
         if progress.apart:  # servers have all that counts
             steps_of = [progress.newest if steps >= 0 else steps for steps in steps_of]
@@ -268,13 +272,13 @@ class Survival:
         self._latest = max(self._latest, *steps_of)
         if self._lacks:
             missing = self._lacks
-        elif len({moves for _, moves in table}) > 1:  # another one was lost while it moved
+        elif len({moves for _, moves, _ in table}) > 1:  # another one was lost while it moved
             missing = HOLD_NOT.format("the state under one plan", steps_of)
         else:
             newest, missing = self._newest(steps_of)
             if not missing:
                 return newest, first if progress.apart else steps_of.index(newest)
-        state.moves = max(int(moves) for _, moves in table)
+        state.moves = max(int(moves) for _, moves, _ in table)
         trained = [rank for rank, was in enumerate(generation.before) if was != Generation.NEW]
         return self._restore(active, trained, missing), trained[0]
 
@@ -284,8 +288,12 @@ class Survival:
         if newest < 0:
             newest = self.replication.restore_from_disk(trained)
         if newest < 0:
-            yet = "" if self.replication.newest is None else ", and this run has no checkpoint yet"
-            raise RuntimeError(f"{missing}{yet or NO_WAY}")
+            none = (
+                ""
+                if self.replication.newest is None
+                else ", nor is there a checkpoint of this run"
+            )
+            raise RuntimeError(f"{missing}{none or NO_WAY}")
         return newest
 
     def _complete(self, trainer: "Recovering", complete: Callable[[], None]) -> SeenSteps:

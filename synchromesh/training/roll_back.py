@@ -22,7 +22,8 @@ class RollBack:
     OFTEN: ClassVar = 3  # times to one checkpoint; chosen
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._began = trainer, time.time()
+        own = trainer.world.member
+        self._trainer, self._began = trainer, time.time() if own is None else own.began
         self._times = Counter[str]()
 
     def back(self, spikes: Spikes, folder: Path) -> bool:
@@ -56,7 +57,13 @@ class RollBack:
         if saved.steps >= step:
             return False
         loaders, places = trainer.survival.loaders, list(trainer.survival.loaders.places())
-        trainer.resume(path)
+        trainer.state.torn = True  # until all of it is read
+        try:
+            trainer.resume(path)
+        except CheckpointError:  # which comes before anything is read
+            trainer.state.torn = False
+            raise
+        trainer.state.torn = False
         for i, then in enumerate(saved.cursors[: len(places)]):  # rates are of batches of then
             places[i] = replace(places[i], batch_size=then.batch_size)
         loaders.go_on(places)

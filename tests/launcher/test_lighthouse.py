@@ -148,6 +148,10 @@ def test_a_host_without_a_connection_is_missed_at_once(run: Run) -> None:
     b._thread.join()
     assert not run.until(lambda: bool(run.first.orders.lost), 1.5, **of_c)  # it stands still
     link.close()
+    assert not run.until(lambda: bool(run.first.orders.lost), 0.1, **of_c)
+    link = socket.create_connection((HOST, run.port), source_address=("127.0.0.2", 0))
+    assert not run.until(lambda: bool(run.first.orders.lost), 0.5, **of_c)  # it has called anew
+    link.close()
     began = time.monotonic()
     assert run.until(lambda: bool(run.first.orders.lost), **of_c)
     assert time.monotonic() - began < 0.5 and run.first.orders.lost[0].rank == 1

@@ -437,6 +437,30 @@ def test_a_rank_with_a_bit_that_flips_is_lost(
     assert generations[0]["state_from"] == "disk" and "differs from its replicas" in said[0]
 
 
+BACKS = {  # of a roll back from step 10 to step 5: plan, fault, whether it is over
+    "before it is read": ("data", "1:10:load", False),
+    "in the middle": ("sharded-data", "2:10:loaded", False),
+    "one has read it": ("data", "1:10:loaded", True),
+    "behind it": ("hybrid:tensor=2", "3:6:update", True),
+}
+
+
+@pytest.mark.wide(1)
+@pytest.mark.parametrize("case", BACKS)
+def test_a_rank_that_is_lost_in_a_roll_back(
+    case: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where it is not over all go back to that checkpoint, and on with the data of then."""
+    plan, fault, over = BACKS[case]
+    files = [tmp_path / f"{n}.json" for n in range(2)]
+    assert launched(files[0], "data", "spike=8", ranks=2)[0].code == 0
+    rolled = json.loads(files[0].read_text())
+    assert len(rolled["losses"]) == 10
+    ending, _ = launched(files[1], plan, "spike=8", "replicate=1", fault)
+    (generation,) = gone_on(ending, files[1], rolled if over else undisturbed)
+    assert generation["ranks"] == 3
+
+
 def test_one_of_two_with_a_bit_that_flips_ends_a_run(tmp_path: Path) -> None:
     words = "compare=2", "1:7:behind~"
     ending, _ = launched(tmp_path / "found.json", "data", *words, ranks=2)
