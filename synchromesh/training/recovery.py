@@ -218,11 +218,10 @@ class Survival:
     @property
     def from_disk(self) -> bool:
         """Whether the run may go on with a checkpoint soon, so that it begins with one."""
-        if self._execution.world.member is None:
+        if self._execution.world.member is None or self.integrity.rolls_back:
             return self.integrity.rolls_back
-        off = self.replication.every == "off" and not self._execution.state.alike
-        alone = off or self._execution.workers.asynchronous
-        return bool(self._lacking or alone or self.integrity.every or self.integrity.rolls_back)
+        alone = self._execution.workers.asynchronous or self.replication.lacks
+        return bool(self._lacking or alone or self.integrity.every)
 
     @property
     def _ending(self) -> str:
@@ -288,11 +287,7 @@ class Survival:
         if newest < 0:
             newest = self.replication.restore_from_disk(trained)
         if newest < 0:
-            none = (
-                ""
-                if self.replication.newest is None
-                else ", nor is there a checkpoint of this run"
-            )
+            none = "" if self.replication.newest is None else ", nor has the run a checkpoint"
             raise RuntimeError(f"{missing}{none or NO_WAY}")
         return newest
 

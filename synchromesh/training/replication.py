@@ -65,6 +65,11 @@ class Replication:
     def _on(self) -> bool:
         return self._execution.world.elastic and self.every != "off"
 
+    @property
+    def lacks(self) -> bool:
+        """Whether nothing is copied of what a rank alone has."""
+        return self.every == "off" and not self._execution.state.alike
+
     def begin(self) -> None:
         """Ranks have met."""
         self._moves, self._steps, self._seconds = -1, 0, 0.0
