@@ -15,7 +15,7 @@ from typing import Any
 
 from synchromesh.launcher.generation import SLOT, SOCKET, Generation, Loss, Wire, address_of
 from synchromesh.launcher.rank import fall_silent, speak
-from synchromesh.launcher.stillness import Stillness, in_collective
+from synchromesh.launcher.stillness import Stillness, in_collective, places
 from synchromesh.values.fault import LOST, PARTED, message
 from synchromesh.values.fields import of_plain
 
@@ -156,7 +156,7 @@ class Member:
         if frame is None or self._seen is None or self._seen[0] != here:
             self._seen = here, time.monotonic()
         elif time.monotonic() - self._seen[1] > TUNING.stuck and in_collective(frame):
-            self.give_up("did not leave a collective")
+            self.give_up(f"did not leave a collective ({places(frame, Stillness.DEPTH)})")
 
     def _say(self) -> None:
         own = self._stillness

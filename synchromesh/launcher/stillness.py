@@ -62,6 +62,15 @@ def in_collective(frame: FrameType, depth: int = 1) -> bool:
     return False
 
 
+def places(frame: FrameType | None, depth: int) -> str:
+    """Where it is, and from where that was called, so many frames."""
+    found = list[str]()
+    while frame is not None and len(found) < depth:
+        found.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return ", ".join(found)
+
+
 def _cpu_seconds() -> float:
     """Of this process and those that its main thread has started, as loader workers."""
     ticks = 0
