@@ -108,19 +108,24 @@ class World:
         return self
 
     def enter(self, generation: Generation) -> "World":
-        """Meets the ranks of a generation; all call alike. An error where another one is lost."""
+        """Meets the ranks of a generation; all call alike. An error where another one is lost: for
+        one that it knows to be connecting gloo waits without a socket that could be shut down."""
         self.rank, self.size, self._owner = generation.rank, generation.size, generation.size > 1
         self._left = self.alone = False
         if self.size == 1:
             return self
-        with self._connections.noted():
+
+        def meet() -> World:
             store = TCPStore(generation.address, generation.port, timeout=self.timeout)
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(
                 backend, store=PrefixStore(f"generation/{generation.number}", store),
-                rank=self.rank, world_size=self.size, timeout=self.timeout,
+                rank=generation.rank, world_size=generation.size, timeout=self.timeout,
             )  # fmt: skip
             return self.connect()
+
+        with self._connections.noted():
+            return self.apart(meet)
 
     def cut(self) -> None:
         """Whatever is under way in groups fails now."""
@@ -254,7 +259,9 @@ class World:
         order: dict[str, Any] = {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
         backend = gloo.shared(self.backend)
         with self._connections.noted():
-            return dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
+            return self.apart(
+                lambda: dist.new_group(list(ranks), timeout=self.timeout, backend=backend, **order)
+            )
 
     def _first_call(self, handle: Any) -> None:
         """All members of a new NCCL group call it once: a first call that is a batch of messages,
