@@ -2,11 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from synchromesh.engine.connections import Connections
 from synchromesh.engine.world import World
@@ -73,3 +77,76 @@ def test_what_is_no_groups_stays() -> None:
         each.close()
     for descriptor in {reading, writing, number}:
         os.close(descriptor)
+
+
+MEETS = """
+import sys, threading, time
+from datetime import timedelta
+from types import SimpleNamespace
+import torch
+from synchromesh.engine.world import World
+from synchromesh.launcher.generation import Generation
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+world = World(0, 1, torch.device("cpu"), timedelta(minutes=5), owner=False)
+world.member = SimpleNamespace(told=False)
+print("there", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+
+def tell():
+    world.member.told = True
+    world.cut()
+
+if rank != 1:
+    threading.Timer(1.0, tell).start()
+try:
+    before = (0, 1, 2)
+    world.enter(Generation(1, rank, before, "127.0.0.1", port, ("h",) * 3, 3, (), 0.0, 0.0, 0))
+except Exception:
+    print(time.monotonic() - began, flush=True)
+"""
+
+
+def test_ranks_leave_one_that_dies_while_they_meet(tmp_path: Path) -> None:
+    """It has said where others reach it, and has not reached them."""
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        store = TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )  # fmt: skip
+    words = [sys.executable, str(script)]
+    pipe = subprocess.PIPE
+    ranks = [
+        subprocess.Popen([*words, str(n), str(port)], stdin=pipe, stdout=pipe, text=True)
+        for n in range(3)
+    ]
+    said = [(p.stdin, p.stdout) for p in ranks]
+    assert all(out is not None and out.readline() == "there\n" for _, out in said)
+
+    def go(rank: int) -> None:
+        into = said[rank][0]
+        assert into is not None
+        into.write("\n")
+        into.flush()
+
+    go(1)
+    published, limit = ["generation/1/0//cpu//0/1"], time.monotonic() + 60
+    while not (store.check(published) or store.check([f"/{published[0]}"])):
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+    ranks[1].kill()
+    go(0)
+    go(2)
+    try:
+        for rank in (0, 2):
+            assert 0.0 < float(ranks[rank].communicate(timeout=60)[0]) < 5.0
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+        for end in (end for pair in said for end in pair if end is not None):
+            end.close()
