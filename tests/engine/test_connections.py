@@ -103,7 +103,7 @@ if rank != 1:
 try:
     before = (0, 1, 2)
     world.enter(Generation(1, rank, before, "127.0.0.1", port, ("h",) * 3, 3, (), 0.0, 0.0, 0))
-except Exception:
+except RuntimeError:  # gloo's, of the refused connection, or the world's, once a loss was told
     print(time.monotonic() - began, flush=True)
 """
 
@@ -142,8 +142,10 @@ def test_ranks_leave_one_that_dies_while_they_meet(tmp_path: Path) -> None:
     go(0)
     go(2)
     try:
-        for rank in (0, 2):
-            assert 0.0 < float(ranks[rank].communicate(timeout=60)[0]) < 5.0
+        first, last = (float(ranks[rank].communicate(timeout=60)[0]) for rank in (0, 2))
+        assert (
+            1.0 < first < 5.0 and last < 5.0
+        )  # the first has nobody to be refused by: it is told
     finally:
         for process in ranks:
             process.kill()
