@@ -1,13 +1,15 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
-compare=K | data=KIND | spike=STEP | batches=ranks | own=LOOP | resume=PATH]
-[RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command of an elastic launch.
+compare=K | data=KIND | spike=STEP | batches=ranks | own=LOOP | resume=PATH | adapt=STEPS |
+known=PLAN,...] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command of an
+elastic launch.
 Rank 0 of the end writes losses and parameters to FILE; FILE.begun is there once it trains. own: a
 loop of its own in place of `fit`'s, whose batches come from `loader`, by `shard`, or are its
 `rows`, or whose steps are made of `parts`, or that evaluates in `between`, or what is read `once`,
 that has a `sampler` and workers, that takes batches `ahead`, `twice`, or `changed`. spike: goes
 back behind this step.
 rows=STEPS=ROWS,...: in plain PyTorch, with batches of so many rows behind so many steps. room:
-a rank's memory behind one."""
+a rank's memory behind one. adapt: the plan is, so many steps behind a loss. known: plans, as if
+they were predicted to be the quickest."""
 
 import json
 import os
@@ -15,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import synchromesh as sm
+from synchromesh.adapt import decision
 from synchromesh.checkpoint import switch
 from synchromesh.checkpoint.model_state import ModelState
 from synchromesh.checkpoint.peer_copies import PeerCopies
@@ -39,10 +43,13 @@ from synchromesh.launcher.generation import SLOT
 from synchromesh.planning import rank_memory
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
+from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.fit import fit
 from synchromesh.training.integrity import Spike, Spikes
 from synchromesh.training.learning_rate import RateFactor, ScaledRate, advance
+from synchromesh.training.loop import Loop
 from synchromesh.training.replication import Replication
+from synchromesh.values.plan import Plan
 from tests.data.datasets import Sharded, Stateful
 
 ROWS, BATCH = 56, 12
@@ -126,6 +133,7 @@ class Faults:
         self.begun = begun
         switches = [word.partition("=") for word in words if word.startswith("switch@")]
         self.switches = {int(of.partition("@")[2]): plan for of, _, plan in switches}
+        self.known: list[Plan] = []
         self.room = next((int(w[5:]) for w in words if w.startswith("room=")), 0)
         split = [word.split(":") for word in words if word[:5] not in ("switc", "room=")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
@@ -209,6 +217,8 @@ class Faults:
         match event:
             case events.Started(trainer):
                 self.trainer = trainer
+                if self.known:
+                    Adaptation.known = self.known  # type: ignore[assignment, method-assign]
                 if self.room:
                     memory = trainer.planning.memory
                     memory._mine, share = self.room, memory._share
@@ -231,6 +241,7 @@ class Faults:
                 parameters = {n: x.tolist() for n, x in trainer.state_dict().items()}
                 found = {"losses": result.losses, "parameters": parameters}
                 found["generations"] = [r.to_dict() for r in result.recoveries]
+                found["decisions"] = [asdict(d) for d in result.decisions]
                 found["seconds"], state = self.seconds, trainer.state
                 found["updates"], found["epochs"] = result.updates, self.epochs
                 if (own := trainer.world.member) is not None:
@@ -335,7 +346,18 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
-    names = ("replicate", "own", "batches", "rows", "resume", "compare", "data", "spike")
+    names = (
+        "replicate",
+        "own",
+        "batches",
+        "rows",
+        "resume",
+        "compare",
+        "data",
+        "spike",
+        "adapt",
+        "known",
+    )
     said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     asked = {name: said[name] for name in names if name in said}
     words = tuple(word for word in words if word.partition("=")[0] not in names)
@@ -350,6 +372,10 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
     if "own" in asked:
         return own_loop(asked["own"], faults, plan, int(epochs), folder)
     every = asked.get("compare")
+    faults.known = [Plan.parse(text) for text in asked.get("known", "").split(",") if text]
+    if "adapt" in asked:
+        Loop.SETTLED = int(asked["adapt"])
+        decision.LIMITS = replace(decision.LIMITS, measuring_share=9.0)
     if "spike" in asked:
         jump(int(asked["spike"]))
     fit(
@@ -357,6 +383,7 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
         checkpoints=saved, replicate=asked.get("replicate", replicate),
         batches=asked.get("batches"), resume=asked.get("resume"),
         check_replicas=None if every is None else int(every), roll_back_spikes="spike" in asked,
+        adapt="adapt" in asked,
     )  # fmt: skip
     if faults.result["rank"] == 0:
         folder.write_text(json.dumps(faults.result))

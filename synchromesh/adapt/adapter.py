@@ -85,12 +85,11 @@ class Adapter:
         self.history.awaited, self._idle.next_at = None, 0
         self.phase, self._noticed = self.phase.restarted(), None
 
-    def resize(self, before: int, rows: int) -> None:
-        """Batches have other rows from now on: steps are learnt anew, the plan is reconsidered."""
+    def reconsider(self, noticed: str) -> None:
+        """Steps take something else from now on, for what is `noticed`: they are learnt anew."""
         self.known = KnownPlans(self.profile)
         self.monitor.follow()
-        self.history.awaited = None  # what steps take since is of other rows
-        noticed = f"global batches have {rows} rows, {before} before"
+        self.history.awaited = None  # it would be of other steps
         self.phase = Phase(waiting=Drift(0.0, 0.0, False, False, noticed))
 
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:

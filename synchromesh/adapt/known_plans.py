@@ -14,16 +14,17 @@ from synchromesh.values.profile import Profile
 
 
 class KnownPlans:
-    """`profile`: measured last; `predicted`: seconds of a step; `seen`: some steps, by plan."""
+    """`profile`: measured last; `candidates`: what they were chosen from by it, the best first;
+    `predicted`: seconds of a step; `seen`: some steps, by plan."""
 
     def __init__(self, profile: Profile, candidates: Sequence[Candidate] = ()) -> None:
         self.profile = profile
-        self.predicted = _seconds(candidates)
+        self.candidates, self.predicted = candidates, _seconds(candidates)
         self.seen: dict[Plan, list[Table]] = {}
 
     def renew(self, candidates: Sequence[Candidate], changed: bool) -> None:
         """Predictions from what was measured again. changed: what was seen is of a time before."""
-        self.predicted = _seconds(candidates)
+        self.candidates, self.predicted = candidates, _seconds(candidates)
         if changed:
             self.seen.clear()
 

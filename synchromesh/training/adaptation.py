@@ -40,6 +40,8 @@ class Adaptation:
         self.cost: tuple[int, ...] = NO_COST
         self._sizes: deque[int] = deque(maxlen=self.LAST)  # of the last global batches
         self._costs: list[tuple[int, int]] = []  # of steps that count together, under `local:H`
+        # for which plans were looked for last; 0: by ranks that this one was not among
+        self._ranks = 0 if execution.world.alone else execution.world.size
 
     def begin(self, predict: Callable[[], Candidate]) -> None:
         """Measures what is not known first. predict: the plan in force, if it was not chosen."""
@@ -50,6 +52,10 @@ class Adaptation:
         candidates = [c for c in known if not (apart or c.plan.sync.asynchronous)]
         self._earlier = self.decisions
         self.adapter = Adapter(profile, candidates, time.monotonic())
+        before = max(self._execution.world.everyone.all_gather_json(self._ranks))
+        self._ranks = self._execution.world.size
+        if before != self._ranks:
+            self.adapter.reconsider(f"the run has {self._ranks} ranks, {before} before")
         self._sizes = deque(maxlen=self.LAST)
         self._forget_costs()
 
@@ -57,6 +63,13 @@ class Adaptation:
     def decisions(self) -> list[Decision]:
         """All so far."""
         return self._earlier + ([] if self.adapter is None else self.adapter.decisions)
+
+    @property
+    def known(self) -> list[Plan]:
+        """What fits these ranks and has a prediction, the best first."""
+        planned = self._execution.planning.candidates()
+        known = planned if self.adapter is None else self.adapter.known.candidates
+        return [c.plan for c in known if c.fits and c.time is not None]
 
     @property
     def trying(self) -> bool:
@@ -82,7 +95,7 @@ class Adaptation:
         if adapter is None or self._execution.nothing_to_adapt:  # which a switch has asked for
             return None
         if self._resized(rows, planning.rows):
-            adapter.resize(planning.rows, rows)
+            adapter.reconsider(f"global batches have {rows} rows, {planning.rows} before")
             planning.rows = rows
         cut = self._execution.noise.cut  # not what a step of the plan takes
         if rows == planning.rows and pieces.chosen is not None and not cut:

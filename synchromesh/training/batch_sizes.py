@@ -301,7 +301,8 @@ class BatchSizes:
             self._switch(taken)
         self._next = 2 * asked.step  # so that sizes do not take turns for ever
         if adapter is not None:
-            adapter.resize(asked.before, rows)  # looks for more plans when that may take its time
+            # looks for more plans when that may take its time
+            adapter.reconsider(f"global batches have {rows} rows, {asked.before} before")
         if self._rates is not None:
             self._rates.resize(rows, lowered)
         rate = float(execution.optimizer.param_groups[0]["lr"])

@@ -10,9 +10,7 @@ that comes has traced and built by itself, in a world of its own."""
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,16 +23,14 @@ from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import Generation, Loss, Regrouped
 from synchromesh.launcher.member import Member, NoGeneration
-from synchromesh.planner.decision.memory import Shortage
-from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
-from synchromesh.training.active_plan import ActivePlan, renumbered, unkept
+from synchromesh.training.active_plan import ActivePlan, unkept
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.training.integrity import Integrity
+from synchromesh.training.next_plan import NextPlan
 from synchromesh.training.replication import Replication
 from synchromesh.values.fault import message
-from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
 
 Scheduler = LRScheduler | learning_rate.ScaledRate
@@ -50,17 +46,12 @@ class Comes(Exception):
 class Survival:
     """How a trainer goes on with other ranks: some are lost, or come."""
 
-    # where the plan does not fit the ranks that there are, the first with room for the state
-    FALL_BACKS: ClassVar = Plan(LayoutSpec("data")), Plan(LayoutSpec("sharded-data"))
-
     def __init__(self, execution: Execution, loaders: Loaders, adaptation: Adaptation) -> None:
         self._execution, self.loaders, self._adaptation = execution, loaders, adaptation
         self._comes = execution.world.alone  # holds nothing that counts
-        # the plan, where one is in force that was left of it, and that one
-        self._wanted: tuple[Plan, Plan] | None = None
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
-        self._plan = self.FALL_BACKS[0]  # that a recovery is to go on with
+        self._next = NextPlan(execution, adaptation)
         self._seen = Seen(0, -1, ())  # before it
         self._left_out = 0
         self._latest = 0  # step that one of the ranks has done
@@ -71,7 +62,7 @@ class Survival:
     @classmethod
     def first_plan(cls, plan: Plan, world: World) -> Plan:
         """With which a rank begins: one that comes hears of the others' plan later."""
-        return cls.FALL_BACKS[0] if world.alone else plan
+        return NextPlan.FALL_BACKS[0] if world.alone else plan
 
     def offer(self, marks: Mapping[str, str], steps: int) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
@@ -156,9 +147,7 @@ class Survival:
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active = self._execution.latest
-        self._plan = self._execution.plan if self._execution.in_force else active.plan
-        if self._wanted is not None and active.plan == self._wanted[1]:
-            self._plan = self._wanted[0]
+        self._next.begin()
         self._seen = self._execution.workers.leave(trainer.steps)
         self._lacks, self._latest, lost, came = self._lacking, 0, list[Loss](), 0
         self.replication.back = self.replication.disk = None
@@ -189,11 +178,11 @@ class Survival:
         """With the ranks that are left, and those that come."""
         state, moves = self._execution.state, self._execution.state.moves
         newest, first = self._meet(own, trainer, active, complete)
-        shared = self._shared(trainer.scheduler, self._plan, first)
+        shared = self._shared(trainer.scheduler, self._next.told(own.stay), first)
         if shared["moves"]:  # so that there is a way back
             self.replication.keep(newest, trainer.scheduler, alone=True)
         try:
-            self._regroup(active, Plan.parse(shared["plan"]), own.stay)
+            self._next.shift(active, shared, own.stay)
             self._execution.world.everyone.all_gather_json(0)  # all have moved
             self.replication.moved()
             self._adopt(shared, trainer.scheduler)
@@ -251,7 +240,7 @@ class Survival:
         generation = own.next()
         if not self._comes:
             state.renumber(generation.before)
-            self._plan = renumbered(self._plan, generation.before[: generation.stay])
+            self._next.renumber(generation)
             self.replication.copies.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
@@ -338,51 +327,20 @@ class Survival:
                 return newest, ""
         return -1, HOLD_NOT.format(missing, list(steps))
 
-    def _shared(self, scheduler: Scheduler | None, plan: Plan, first: int) -> Any:
-        """What is no tensor: the plan of the first rank that holds the step, its scheduler and
-        places, or those of the copies that were taken; moves: whether ranks that hold something
-        may lose parts of it by that plan."""
+    def _shared(self, scheduler: Scheduler | None, told: dict[str, Any], first: int) -> Any:
+        """What is no tensor, of the first rank that holds the step: what `told` says of plans, its
+        scheduler and places, or those of the copies that were taken; moves: whether ranks that
+        hold something may lose parts of it by that plan."""
         back, everyone, own = self.replication.back, self._execution.world.everyone, None
         if everyone.index == first:
-            moves = plan != self._execution.latest.plan or not self._execution.state.alike
+            moves = (
+                told["plan"] != str(self._execution.latest.plan) or not self._execution.state.alike
+            )
             known, places, *_ = back or self.replication.told(scheduler)
-            own = {"plan": str(plan), "scheduler": known, "places": places}
+            own = {**told, "scheduler": known, "places": places}
             own["moves"] = moves and back is None
             own["groups"] = self._execution.state.optimizer_state.describe()["groups"]
         return everyone.broadcast_json(own, first)
-
-    def _regroup(self, active: ActivePlan, wanted: Plan, stay: int) -> None:
-        """The plan of before, where it fits the ranks that stay."""
-        self._wanted, size = None, self._execution.world.size
-        only = tuple(range(stay)) if stay < size else None
-        free = only is None or (wanted.ranks is None and not wanted.stages)
-        try:
-            if not free:
-                raise ValueError
-            self._execution.shift(replace(wanted, ranks=only or wanted.ranks), active.step)
-        except ValueError:
-            plan = self._fall_back(active.step, only, wanted.synchronisation)
-            self._execution.shift(plan, active.step)
-        if self._execution.active.plan != wanted:
-            self._wanted = wanted, self._execution.active.plan
-
-    def _fall_back(self, step: Step, only: tuple[int, ...] | None, word: str) -> Plan:
-        """Of the plans for any ranks, one with room for parameters, gradients and states of the
-        optimizer; under `word` where workers went on without each other, and can. RuntimeError,
-        with the numbers, where none has it."""
-        execution, planning = self._execution, self._execution.planning
-        lacks = "no plan for any number of ranks divides this model"
-        first = replace(self.FALL_BACKS[0], synchronisation=word)
-        for plan in [*[first] * first.sync.asynchronous, *self.FALL_BACKS]:
-            plan = replace(plan, ranks=only)
-            with suppress(ValueError):  # states that cannot be sharded
-                held = execution.check.held(plan, step, execution.world.size)
-                known = planning.memory.held(plan, held)
-                shortage = Shortage.of(known, planning.memory.limits, planning.rows)
-                if shortage is None:
-                    return plan
-                lacks = shortage.clause
-        raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")
 
     def _adopt(self, shared: Any, scheduler: Scheduler | None) -> None:
         self._execution.state.optimizer_state.adopt_groups(shared["groups"])

@@ -1,0 +1,90 @@
+"""Which plan ranks go on with where others are lost, or come; nothing is measured for it.
+
+    that of before, or the one that was left last where there were as many ranks, where it fits
+      -> the quickest that fits of those that were predicted before, on other ranks
+      -> `data`, or `sharded-data`, whichever has room for the state
+
+Once steps have settled the adapter measures the ranks that there are, and looks for a better one
+(training/adaptation.py)."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from synchromesh.launcher.generation import Generation
+from synchromesh.planner.decision.memory import Shortage
+from synchromesh.trace.step import Step
+from synchromesh.training.active_plan import ActivePlan, renumbered
+from synchromesh.training.adaptation import Adaptation
+from synchromesh.training.execution import Execution
+from synchromesh.values.layout_spec import LayoutSpec
+from synchromesh.values.plan import Plan
+
+
+class NextPlan:
+    """Of a trainer. plan: the one to go on with, as far as this rank knows."""
+
+    FALL_BACKS: ClassVar = Plan(LayoutSpec("data")), Plan(LayoutSpec("sharded-data"))
+
+    def __init__(self, execution: Execution, adaptation: Adaptation) -> None:
+        self._execution, self._adaptation = execution, adaptation
+        self.plan = self.FALL_BACKS[0]
+        # the plan, where one is in force that was left of it, and that one
+        self._wanted: tuple[Plan, Plan] | None = None
+        self._known: list[Plan] = []  # of the latest predictions, the best first
+        self._adapted: dict[int, Plan] = {}  # where there were so many ranks
+
+    def begin(self) -> None:
+        """Before ranks meet."""
+        execution, active = self._execution, self._execution.latest
+        self.plan = execution.plan if execution.in_force else active.plan
+        if self._wanted is not None and active.plan == self._wanted[1]:
+            self.plan = self._wanted[0]
+        elif self._adaptation.adapter is not None and _free(self.plan):
+            self._adapted[execution.world.size] = self.plan
+        self._known = [p for p in self._adaptation.known if _free(p)] or self._known
+
+    def renumber(self, generation: Generation) -> None:
+        self.plan = renumbered(self.plan, generation.before[: generation.stay])
+
+    def told(self, stay: int) -> dict[str, Any]:
+        """To those that go on with this rank's state, `stay` ranks."""
+        plan = self._adapted.get(stay, self.plan)
+        return {"plan": str(plan), "known": [str(p) for p in self._known]}
+
+    def shift(self, active: ActivePlan, told: dict[str, Any], stay: int) -> None:
+        """Makes it the active plan, on the ranks that stay. RuntimeError where none has room."""
+        self._wanted, size, wanted = None, self._execution.world.size, Plan.parse(told["plan"])
+        only = tuple(range(stay)) if stay < size else None
+        try:
+            if only is not None and not _free(wanted):
+                raise ValueError
+            self._execution.shift(replace(wanted, ranks=only or wanted.ranks), active.step)
+        except ValueError:
+            word = replace(self.FALL_BACKS[0], synchronisation=wanted.synchronisation)
+            plans = [*[word] * word.sync.asynchronous, *map(Plan.parse, told["known"])]
+            self._execution.shift(self._fall_back(active.step, plans, only), active.step)
+        if self._execution.active.plan != wanted:
+            self._wanted = wanted, self._execution.active.plan
+
+    def _fall_back(self, step: Step, plans: Sequence[Plan], only: tuple[int, ...] | None) -> Plan:
+        """The first, on `only` these ranks, with room for parameters, gradients and states of the
+        optimizer. RuntimeError, with the numbers, where none has it."""
+        execution, planning = self._execution, self._execution.planning
+        lacks = "no plan for any number of ranks divides this model"
+        for plan in [*plans, *self.FALL_BACKS]:
+            plan = replace(plan, ranks=only)
+            with suppress(ValueError):  # ranks that do not divide, states that cannot be sharded
+                held = execution.check.held(plan, step, execution.world.size)
+                known = planning.memory.held(plan, held)
+                shortage = Shortage.of(known, planning.memory.limits, planning.rows)
+                if shortage is None:
+                    return plan
+                lacks = shortage.clause
+        raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")
+
+
+def _free(plan: Plan) -> bool:
+    """Whether it names no ranks: it is for any number of them."""
+    return plan.ranks is None and not plan.stages
