@@ -82,6 +82,13 @@ class Tied(Net):
         return out
 
 
+class Cased(Net):
+    """The same, but traced once for few rows and once for many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if len(x) > 10 else x + 0)
+
+
 def loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -109,13 +116,14 @@ class Stated(Stateful):
 
 
 def workload(data: str = "") -> sm.Workload:
-    """data: `shards` or `stated`, a stream of six files, or that knows its state; `tied`: usual
-    data for such a model."""
+    """data: `shards` or `stated`, a stream of six files, or that knows its state; usual data for a
+    model that is `tied`, or `cased`."""
     streams: dict[str, Callable[[], Any]] = {
         "shards": lambda: Shards(9, 9, 9, 9, 9, 9, states=False), "stated": lambda: Stated(54),
     }  # fmt: skip
+    models = {"tied": Tied, "cased": Cased}
     return sm.Workload(
-        model=lambda: (Tied if data == "tied" else Net)().double(), loss=loss, metric=metric,
+        model=lambda: models.get(data, Net)().double(), loss=loss, metric=metric,
         train_data=streams.get(data, samples)(),
         valid_data=samples()[:10], batch_size=BATCH,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),

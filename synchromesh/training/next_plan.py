@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from synchromesh.launcher.generation import Generation
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.trace.step import Step
-from synchromesh.training.active_plan import ActivePlan, renumbered
+from synchromesh.training.active_plan import renumbered
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.values.layout_spec import LayoutSpec
@@ -39,11 +39,14 @@ class NextPlan:
         """Before ranks meet."""
         execution, active = self._execution, self._execution.latest
         self.plan = execution.plan if execution.in_force else active.plan
+        adaptation = self._adaptation
+        self._known = [p for p in adaptation.known if _free(p)] or self._known
         if self._wanted is not None and active.plan == self._wanted[1]:
             self.plan = self._wanted[0]
-        elif self._adaptation.adapter is not None and _free(self.plan):
+        elif adaptation.trying:  # which is no choice
+            self.plan = next(iter(self._known), self.plan)
+        elif adaptation.adapter is not None and _free(self.plan):
             self._adapted[execution.world.size] = self.plan
-        self._known = [p for p in self._adaptation.known if _free(p)] or self._known
 
     def renumber(self, generation: Generation) -> None:
         self.plan = renumbered(self.plan, generation.before[: generation.stay])
@@ -53,18 +56,18 @@ class NextPlan:
         plan = self._adapted.get(stay, self.plan)
         return {"plan": str(plan), "known": [str(p) for p in self._known]}
 
-    def shift(self, active: ActivePlan, told: dict[str, Any], stay: int) -> None:
+    def shift(self, step: Step, told: dict[str, Any], stay: int) -> None:
         """Makes it the active plan, on the ranks that stay. RuntimeError where none has room."""
         self._wanted, size, wanted = None, self._execution.world.size, Plan.parse(told["plan"])
         only = tuple(range(stay)) if stay < size else None
         try:
             if only is not None and not _free(wanted):
                 raise ValueError
-            self._execution.shift(replace(wanted, ranks=only or wanted.ranks), active.step)
+            self._execution.shift(replace(wanted, ranks=only or wanted.ranks), step)
         except ValueError:
             word = replace(self.FALL_BACKS[0], synchronisation=wanted.synchronisation)
             plans = [*[word] * word.sync.asynchronous, *map(Plan.parse, told["known"])]
-            self._execution.shift(self._fall_back(active.step, plans, only), active.step)
+            self._execution.shift(self._fall_back(step, plans, only), step)
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
 

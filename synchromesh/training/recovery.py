@@ -23,8 +23,9 @@ from synchromesh.engine.control_channel import STEP, checked_gather
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import Generation, Loss, Regrouped
 from synchromesh.launcher.member import Member, NoGeneration
+from synchromesh.trace.step import Step
 from synchromesh.training import learning_rate
-from synchromesh.training.active_plan import ActivePlan, unkept
+from synchromesh.training.active_plan import unkept
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.training.integrity import Integrity
@@ -52,6 +53,8 @@ class Survival:
         self._before: dict[str, Tensor] = {}  # buffers, before the step that goes on
         self._summed = False  # whether this rank could complete the step that goes on
         self._next = NextPlan(execution, adaptation)
+        self._step: Step  # the trace with which a recovery goes on, and where it is cut
+        self._cuts: tuple[str, ...] = ()
         self._seen = Seen(0, -1, ())  # before it
         self._left_out = 0
         self._latest = 0  # step that one of the ranks has done
@@ -148,13 +151,15 @@ class Survival:
             traceback.clear_frames(error.__traceback__)  # what they hold is of dead groups
         active = self._execution.latest
         self._next.begin()
+        self._step = active.step
+        self._cuts = active.plan.cuts(self._execution.model.paths())
         self._seen = self._execution.workers.leave(trainer.steps)
         self._lacks, self._latest, lost, came = self._lacking, 0, list[Loss](), 0
         self.replication.back = self.replication.disk = None
         while True:
             number = own.number
             try:
-                self._go_on(own, trainer, active, complete)
+                self._go_on(own, trainer, complete)
                 came += own.came
                 took, size = time.monotonic() - began, self._execution.world.size
                 in_force, lost = str(self._execution.plan), [*lost, *own.lost]
@@ -172,17 +177,15 @@ class Survival:
                 lost += own.lost
                 came += own.came
 
-    def _go_on(
-        self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
-    ) -> None:
+    def _go_on(self, own: Member, trainer: "Recovering", complete: Callable[[], None]) -> None:
         """With the ranks that are left, and those that come."""
         state, moves = self._execution.state, self._execution.state.moves
-        newest, first = self._meet(own, trainer, active, complete)
+        newest, first = self._meet(own, trainer, complete)
         shared = self._shared(trainer.scheduler, self._next.told(own.stay), first)
         if shared["moves"]:  # so that there is a way back
             self.replication.keep(newest, trainer.scheduler, alone=True)
         try:
-            self._next.shift(active, shared, own.stay)
+            self._next.shift(self._step, shared, own.stay)
             self._execution.world.everyone.all_gather_json(0)  # all have moved
             self.replication.moved()
             self._adopt(shared, trainer.scheduler)
@@ -229,11 +232,12 @@ class Survival:
         return f"{why}{NO_WAY}" if why else ""
 
     def _meet(
-        self, own: Member, trainer: "Recovering", active: ActivePlan, complete: Callable[[], None]
+        self, own: Member, trainer: "Recovering", complete: Callable[[], None]
     ) -> tuple[int, int]:
         """Meets the ranks that are left. The step behind which they go on, and the first of those
         who hold it."""
         execution, world, state = self._execution, self._execution.world, self._execution.state
+        execution.traces.cuts = self._cuts  # also where a switch was interrupted
         world.cut()
         execution.lose()
         world.leave()
@@ -244,7 +248,7 @@ class Survival:
             self.replication.copies.renumber(generation.before)
         world.enter(generation)
         execution.planning.regroup()
-        self._introduce(active)
+        self._introduce()
         progress = self._complete(trainer, complete)
         self._put_back()
         here = -1 if state.torn or self._comes else trainer.steps
@@ -268,11 +272,11 @@ class Survival:
                 return newest, first if progress.apart else steps_of.index(newest)
         state.moves = max(int(moves) for _, moves, _ in table)
         trained = [rank for rank, was in enumerate(generation.before) if was != Generation.NEW]
-        return self._restore(active, trained, missing), trained[0]
+        return self._restore(trained, missing), trained[0]
 
-    def _restore(self, active: ActivePlan, trained: Sequence[int], missing: str) -> int:
+    def _restore(self, trained: Sequence[int], missing: str) -> int:
         """The step of copies, or of a checkpoint, with which ranks go on. trained: ranks."""
-        newest = -1 if self._lacks else self.replication.restore(active)
+        newest = -1 if self._lacks else self.replication.restore(self._step)
         if newest < 0:
             newest = self.replication.restore_from_disk(trained)
         if newest < 0:
@@ -299,7 +303,7 @@ class Survival:
         self._before.clear()
         self._summed = False
 
-    def _introduce(self, active: ActivePlan) -> None:
+    def _introduce(self) -> None:
         """Those that come learn what the others hold."""
         execution, state = self._execution, self._execution.state
         everyone = execution.world.everyone
@@ -311,10 +315,13 @@ class Survival:
         first = comes.index(False)
         told = [*state.placed_by, state.ranks, state.moves] if everyone.index == first else None
         text, devices, ranks, moves = everyone.broadcast_json(told, first)
+        execution.traces.forget_shapes()
         if self._comes:
             plan = Plan.parse(text)
-            step = execution.step_under(active.step, plan)
-            state.come(execution.check.held(plan, step, devices), ranks, moves)
+            with execution.world.by_itself():  # the others have that trace
+                self._step = execution.step_under(self._step, plan)
+            self._cuts = execution.traces.cuts
+            state.come(execution.check.held(plan, self._step, devices), ranks, moves)
 
     def _newest(self, steps: Sequence[int]) -> tuple[int, str]:
         """The last step that ranks hold whole, whose parts count from now on; what is missing,

@@ -14,7 +14,7 @@ from synchromesh.checkpoint import checkpoint
 from synchromesh.checkpoint.json_state import to_json
 from synchromesh.checkpoint.peer_copies import PeerCopies
 from synchromesh.data.loaders import Loaders
-from synchromesh.training.active_plan import ActivePlan
+from synchromesh.trace.step import Step
 from synchromesh.training.execution import Execution
 from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.training.trainer_state import TrainerState
@@ -167,19 +167,24 @@ class Replication:
             raise
         self.moved()
 
-    def restore(self, active: ActivePlan) -> int:
+    def restore(self, step: Step) -> int:
         """The step of the newest copies, which ranks take back; -1: there are none that are whole.
         All ranks call alike."""
         execution = self._execution
 
         def held(plan: str, devices: int) -> Any:
-            parsed = Plan.parse(plan)
-            return execution.check.held(parsed, execution.step_under(active.step, parsed), devices)
+            parsed, cuts = Plan.parse(plan), execution.traces.cuts
+            try:
+                with execution.world.by_itself():  # others may have a copy, and the trace
+                    found = execution.step_under(step, parsed)
+                return execution.check.held(parsed, found, devices)
+            finally:
+                execution.traces.cuts = cuts
 
-        step, told = self.copies.restore(held) if self.every != "off" else (-1, None)
-        if step >= 0:
+        newest, told = self.copies.restore(held) if self.every != "off" else (-1, None)
+        if newest >= 0:
             self.back = told
-        return step
+        return newest
 
     def restore_from_disk(self, holders: Sequence[int]) -> int:
         """The same of the newest checkpoint, which is read once there is room for it (`read`).

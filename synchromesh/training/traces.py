@@ -68,7 +68,7 @@ class Traces:
         self._kept: list[tuple[Hashable, Step]] = []  # of the training step, by what it is of
         self._changes: dict[Hashable, int] = {}  # traces made for other values of a place
         self._functions: dict[Hashable, Any] = {}  # losses and metrics by what they compute
-        self._steps: dict[Hashable, list[Step]] = {}  # of other shapes, rows and metrics
+        self._steps: dict[tuple[Any, ...], list[Step]] = {}  # of other shapes, rows and metrics
         self._verified: dict[str, tuple[Tensor, int]] = {}  # folded buffers, versions seen equal
         self._seen: Hashable = None  # parameters that are trained, modes, and their fingerprint
         self._mark = 0
@@ -89,16 +89,21 @@ class Traces:
         self.readings.look()
         of = self.cuts, self._as
         kept = (s for key, s in self._kept if key == of and self.readings.hold(s.read))
-        if (step := next(kept, None)) is not None:
+        step = next(kept, None)
+        others = self.world.everyone.all_gather_json(step is not None)
+        if step is not None:
             self.check.latest = step
             return step
         batch = self.example if example is None else example
-        step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
-        self.readings.look(step.read)
+        # a rank that has come lacks what others have kept
+        with self.world.by_itself() if any(others) else nullcontext():
+            step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
+            self.readings.look(step.read)
+            if not step.opaque:
+                self.check.compare_constants(step)
         if step.opaque:
             self.notices.warn(f"the model runs whole on every device: {step.reason}")
             return step
-        self.check.compare_constants(step)
         if not step.assumed:
             self._kept = [(of, step), *self._kept][: TUNING.kept]
         return step
@@ -191,6 +196,12 @@ class Traces:
         same = self._as == before
         kept = {k: [s for s in steps if not s.assumed] for k, steps in self._steps.items()}
         self._steps, self._verified = kept if same else {}, {}
+
+    def forget_shapes(self) -> None:
+        """Drops training steps of other shapes and rows, which ranks that come do not have: all
+        compare the next ones."""
+        turn_of = self.losses.turn_of
+        self._steps = {key: s for key, s in self._steps.items() if turn_of(key[0]) is None}
 
     # Other shapes, rows and functions
 

@@ -270,6 +270,12 @@ COMES = {  # plan, faults and where those that are left wait for so many ranks, 
     "stages": ("hybrid:stages=2", "1:4:step *:11:wait4", [3, 4]),
     "idle ranks": ("data; @ranks=0-2", "1:4:update *:12:wait4", [3, 4]),
     "servers": ("data; @synchronisation=server:1; @servers=2", "1:4:step *:7:wait4", [3, 4]),
+    "cut for one layout": ("data; first=sharded-data", "1:4:step *:7:wait4", [3, 4]),
+    "traced twice": ("data", "data=cased 1:4:step *:7:wait4", [3, 4]),
+    "cut again": ("data; first=hybrid:tensor=2", "1:4:step *:7:wait4", [3, 4]),
+    "stages that are given": (
+        "data; @stages=0-1:first/2-3:last", "1:4:step *:11:wait4", [3, 4],
+    ),
 }  # fmt: skip
 
 
