@@ -1,7 +1,7 @@
 """A run whose ranks end themselves: `python -m tests.elastic_run FILE PLAN EPOCHS [replicate=K |
 compare=K | data=KIND | spike=STEP | batches=ranks | own=LOOP | resume=PATH | adapt=STEPS |
-known=PLAN,...] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN]`, as the command of an
-elastic launch.
+known=PLAN,...] [RANK:STEPS:PLACE ...] [room=BYTES] [switch@STEPS=PLAN] [freeze@STEPS]`, as the
+command of an elastic launch.
 Rank 0 of the end writes losses and parameters to FILE; FILE.begun is there once it trains. own: a
 loop of its own in place of `fit`'s, whose batches come from `loader`, by `shard`, or are its
 `rows`, or whose steps are made of `parts`, or that evaluates in `between`, or what is read `once`,
@@ -143,7 +143,8 @@ class Faults:
         self.switches = {int(of.partition("@")[2]): plan for of, _, plan in switches}
         self.known: list[Plan] = []
         self.room = next((int(w[5:]) for w in words if w.startswith("room=")), 0)
-        split = [word.split(":") for word in words if word[:5] not in ("switc", "room=")]
+        self.freezes = next((int(w[7:]) for w in words if w.startswith("freeze@")), -1)
+        split = [w.split(":") for w in words if w[:5] not in ("switc", "room=", "freez")]
         own = os.environ.get(SLOT, os.environ["LOCAL_RANK"])
         self.waits = [
             (int(n), p[:4], int(p[4:])) for _, n, p in split if p[:4] in ("wait", "best")
@@ -243,6 +244,8 @@ class Faults:
                 self.at("behind")
                 if self.trainer is not None and (self.trainer.steps, "hang") in self.mine:
                     time.sleep(1e6)
+                if self.trainer is not None and self.trainer.steps == self.freezes:
+                    self.trainer.model.parameters["norm.bias"].requires_grad_(False)
                 if self.trainer is not None and self.trainer.steps in self.switches:
                     self.trainer.switch(self.switches.pop(self.trainer.steps))
             case events.Finished(trainer, result):

@@ -122,6 +122,11 @@ class ModelState:
         self.optimizer.state.clear()
         return self.count(holders)
 
+    def mend(self) -> None:
+        """Others hold all of it: where a move was left in the middle here, this rank is to them as
+        one that comes."""
+        self.torn, self._forgotten = False, frozenset()
+
     def borrow(self, sides: Mapping[str, Sides], tensors: Mapping[str, Lent]) -> None:
         """What ranks keep for others counts in the move to come. sides: of each rank."""
         self._lent = sides, tensors

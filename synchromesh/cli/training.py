@@ -126,7 +126,8 @@ class _Report:
         self._log(layout_in_force(trainer))
         # steps to look at: those asked for, else one after warm-up; on CUDA (untried) none
         self.steps, asked = StepLog(trainer.world), job.trace_steps
-        if asked is not None or trainer.world.device.type == "cpu":
+        cpu = trainer.world.device.type == "cpu"
+        if not trainer.world.alone and (asked is not None or cpu):  # one that comes would be late
             first, last = asked or (trainer.steps + StepWatch.DEFAULT_STEP,) * 2
             self.watch = StepWatch(trainer, first, last)
         if event.resumed is not None:

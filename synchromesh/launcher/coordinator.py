@@ -42,7 +42,7 @@ class RankState:
     """One as its host tells. ready: the generation up to which it has left all, -1 before it has
     said so. why: what became of it, empty while it lives. unheard: seconds, when it was lost.
     met: its generation; parted: the address of a host with which it has lost a connection there,
-    as far as it knows alone."""
+    as far as it knows alone. cuts: where its trace is cut."""
 
     slot: int
     ready: int = Generation.NEW
@@ -57,6 +57,7 @@ class RankState:
     waits: float = 0.0
     met: int = 0
     parted: str = ""
+    cuts: tuple[str, ...] = ()
 
     @property
     def there(self) -> bool:
@@ -95,6 +96,7 @@ class Orders:
     leave       its ranks are to leave it; leaves: for a host does; late: those that are to be
                 killed
     trains      there is somebody to come to; over: some have done all there is to do
+    cuts        of those that train
     stay        the first so many ranks do; the others hold nothing, as their hosts leave
     may_go      hosts that leave, of which nothing is needed any more
     asked       hosts that are asked to leave
@@ -116,6 +118,7 @@ class Orders:
     leaves: bool = False
     late: tuple[Seat, ...] = ()
     trains: bool = False
+    cuts: tuple[str, ...] = ()
     over: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     may_go: tuple[str, ...] = ()
@@ -197,6 +200,7 @@ class Coordinator:
         may_go = {seat.host for seat in self._left} if settled else ()
         over = not self._over.isdisjoint(self.orders.seats)
         self._change(trains=bool(alive), may_go=tuple(may_go), over=over, asked=self._asked(hosts))
+        self._change(cuts=next((rank.cuts for rank in alive.values()), ()))
         if alive:
             self._go_on(alive, coming, leaving)
         elif not over:

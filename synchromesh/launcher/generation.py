@@ -5,7 +5,7 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
     rank      {"slot": 2, "ready": 0}         has left all generations up to this one; a slot is of
                                               one process and never changes
               {"step": 7, "marks": {...}, "settled": 1, "still": 0.0, "waits": 0.2, "place": ...,
-               "met": 1, "parted": ""}
+               "met": 1, "parted": "", "cuts": [...]}
                                               lives, has done so many steps, could take part in a
                                               run with these marks, goes on in this generation;
                                               has lost a connection with this address in one; the
@@ -14,7 +14,8 @@ A rank and the launcher of its host speak over a unix socket, a line of JSON eac
                                               end, or what it has computed is wrong
               {"refused": "why"}              does not go on without those that are lost
     launcher  {"generation": {...}}           once all that live are ready
-              {"alone": true}                 the others train already: build, and be ready then
+              {"alone": [...]}                the others train already, with a trace that is cut
+                                              there: build, and be ready then
               {"leave": true, "leaves": ...}  leave your groups, and be ready for the next; false:
                                               as a host leaves, or others come, which a run that
                                               ends need not do, nor one that takes nobody"""

@@ -47,7 +47,10 @@ class LighthouseTuning:
     missing: float = 0.15
     parted: float = 0.6  # ... or misses quorums, where the kernel does not tell of that
     join: float = 0.1  # for hosts that have spoken before, until there is a quorum without them
-    call: float = 1.0  # a connection or an answer
+    call: float = 1.0  # a connection or an answer ...
+    # ... or as long, where nothing was heard for twice as long as the former: this host may be cut
+    # off, and its launcher ends no sooner than the call
+    hurried: float = 0.4
     beat: float = 1.5  # one that is silent counts for the Lighthouse's majority no longer
     unreached: float = 3.9  # the Lighthouse, until this host ends its ranks: before others go on
     forget: float = 30.0  # a host without a word, also what it said
@@ -258,12 +261,10 @@ class Lighthouse:
         client, late = None, False  # the last call took too long
         while not self._closed.wait(LIMITS.turn):
             try:
-                said = self._said()
-                client = client or _torchft().LighthouseClient(self.url, LIMITS.of(LIMITS.call))
+                said, within = self._said(), LIMITS.of(self._patience)
+                client = client or _torchft().LighthouseClient(self.url, within)
                 # no address, store or step: all is in what is given along
-                quorum = client.quorum(
-                    self._sealed.name, LIMITS.of(LIMITS.call), "", "", 0, 1, False, said
-                )
+                quorum = client.quorum(self._sealed.name, within, "", "", 0, 1, False, said)
             except Exception as error:  # also what is not JSON, of a stranger
                 # a connection that was cut is slow to go on; half of all may have died at once
                 client, late = (
@@ -276,6 +277,13 @@ class Lighthouse:
                     with suppress(ValueError, KeyError, TypeError, RecursionError):
                         self._hear(member.replica_id, member.data)
                 self._quorum = time.monotonic()
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for an answer."""
+        silent = time.monotonic() - self._heard
+        hurries = not self.leads and self.known.is_set() and silent > 2 * LIMITS.call
+        return LIMITS.hurried if hurries else LIMITS.call
 
     def _said(self) -> dict[str, str]:
         if self._coordinator is None:

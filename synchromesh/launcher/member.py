@@ -47,6 +47,7 @@ class Member:
         self.slot = slot
         self.steps = 0  # done here
         self.marks: dict[str, str] = {}  # of what this rank could take part in
+        self.cuts: tuple[str, ...] = ()  # of the trace here, or of those to whom it comes
         self.settled = 0  # the generation in which it goes on
         self.parted = ""  # as `RankState`
         self.lost: tuple[Loss, ...] = ()  # in the generation before
@@ -164,7 +165,7 @@ class Member:
         self._line.send({
             "step": self.steps, "marks": self.marks, "settled": self.settled,
             "still": own.still, "waits": own.waits, "place": own.place, "met": self.number,
-            "parted": self.parted,
+            "parted": self.parted, "cuts": self.cuts,
         })  # fmt: skip
 
     def _take(self, message: dict[str, object]) -> None:
@@ -173,7 +174,8 @@ class Member:
                 self._told.clear()
                 self._asked.clear()
                 self._next.put(of_plain(Generation, message["generation"], "generation"))
-            case {"alone": True}:
+            case {"alone": list(cuts)}:
+                self.cuts = tuple(map(str, cuts))
                 self._next.put(None)
             case {"leave": bool(lost), "leaves": bool(leaves)}:
                 self._asked.set()

@@ -70,8 +70,9 @@ class Slot:
     still: float = 0.0  # as of `Stillness`, like the next two
     waits: float = 0.0
     doing: str = ""
-    met: int = 0  # as `RankState`, like the next
+    met: int = 0  # as `RankState`, like the next two
     parted: str = ""
+    cuts: tuple[str, ...] = ()
     leaves: int = 0  # `Orders.urgency`, as far as it was told
     alone: bool = False  # was told to build
     joins: bool = False  # was started while others trained
@@ -85,7 +86,7 @@ class Slot:
         return RankState(
             self.number, self.ready, self.marks, self.settled, self.steps, self.why, self.unheard,
             self.code == 0, self.joins or self.alone, self.still, self.waits,
-            self.met, self.parted,
+            self.met, self.parted, self.cuts,
         )  # fmt: skip
 
     def kill(self, why: str = "") -> None:
@@ -98,7 +99,7 @@ class Slot:
             case {"step": int(steps), "marks": dict(marks), "settled": int(settled)}:
                 self.steps, self.marks, self.settled = steps, marks, settled
                 self.still, self.waits = float(message["still"]), float(message["waits"])
-                self.doing = str(message["place"])
+                self.doing, self.cuts = str(message["place"]), tuple(message["cuts"])
                 self.met, self.parted = int(message["met"]), str(message["parted"])
             case {"ready": int(ready)}:
                 self.ready = ready
@@ -114,7 +115,7 @@ class Slot:
         if own is None:
             if orders.trains and not (self.ready or self.alone):
                 self.alone = True
-                self.line.send({"alone": True})
+                self.line.send({"alone": orders.cuts})
         elif self.generation < orders.number:
             self.generation, self.rank, self.leaves = orders.number, own.rank, 0
             self.line.send({"generation": to_plain(own)})

@@ -167,10 +167,11 @@ class LivePlanning:
         return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
-        facts = self._facts
-        if facts is None or facts.problem.step is not step:
-            return None
-        return facts.partitions.known(plan)
+        """Its partition, if all ranks have it, which call alike: rank 0 solves more of them."""
+        facts, known = self._facts, None
+        if facts is not None and facts.problem.step is step:
+            known = facts.partitions.known(plan)
+        return known if all(self.world.everyone.all_gather_json(known is not None)) else None
 
     def choose(self, step: Step) -> Plan:
         try:

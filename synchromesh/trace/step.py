@@ -81,6 +81,7 @@ class Step:
     doubt: str = ""  # where its loss, and nothing else, is not seen to treat rows apart
     totals: torch.fx.Graph | None = None  # of what a batch's leaves add up to over all its rows
     read: tuple[Any, ...] = ()  # Python values that its code has found (`capture/readings.py`)
+    cuts: tuple[str, ...] = ()  # paths of modules at which it was asked to be cut
     targets: int = 0  # of a mean over targets, by row: it is given as (sum, weight); 0: others
 
     def takes(self, rows: int) -> bool:

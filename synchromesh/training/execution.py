@@ -86,7 +86,7 @@ class Execution:
             self.noise.follow(not model.statistics)
         weights = () if options.weights is None else model.persistent
         refuse_uninitialised(model, world.device, weights)
-        step = self.traces.training_step(plan, example)
+        step = self.traces.training_step(plan.cuts(model.paths()), example)
         if step.opaque or any(x.is_meta for x in step.constants.values()):
             refuse_lost_attributes(model.module)
         require_alike(world.everyone, {"whether the noise scale is measured": options.noise_scale})
@@ -163,8 +163,8 @@ class Execution:
 
     def step_under(self, step: Step, plan: Plan) -> Step:
         """The trace, or another one where the plan cuts it elsewhere."""
-        there = plan.cuts(self.model.paths()) == self.traces.cuts
-        return step if there else self.traces.training_step(plan)
+        cuts = plan.cuts(self.model.paths())
+        return step if cuts == self.traces.cuts else self.traces.training_step(cuts)
 
     def stays_alone(self, plan: Plan) -> bool:
         """Whether this is one device and the plan one of several, which is told."""
@@ -262,7 +262,7 @@ class Execution:
         local = {n: b.detach() for n, b in self.model.buffers.items() if not b.is_meta}
         buffers = dict(self.state.gathered(local))
         plan = self.active.plan
-        step = self.traces.training_step(plan, buffers=buffers)
+        step = self.traces.training_step(plan.cuts(self.model.paths()), buffers=buffers)
         earlier = (a.partition for a in self._earlier if a.step is step and a.plan == plan)
         self._adopt(plan, step, known=next(earlier, None))
 

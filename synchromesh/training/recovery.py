@@ -54,7 +54,8 @@ class Survival:
         self._summed = False  # whether this rank could complete the step that goes on
         self._next = NextPlan(execution, adaptation)
         self._step: Step  # the trace with which a recovery goes on, and where it is cut
-        self._cuts: tuple[str, ...] = ()
+        self._cuts: tuple[str, ...] = ()  # as `Traces.cuts`
+        self._changed = False
         self._seen = Seen(0, -1, ())  # before it
         self._left_out = 0
         self._latest = 0  # step that one of the ranks has done
@@ -71,13 +72,25 @@ class Survival:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
             self._marks = dict(marks)
+            self._execution.traces.note()
+            if self._comes:
+                self._learn(own.cuts)
             self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
 
+    def _learn(self, cuts: tuple[str, ...]) -> None:
+        """Makes the trace that others have now, so that they need not wait for it later."""
+        traces = self._execution.traces
+        before = traces.cuts
+        traces.training_step(cuts)
+        traces.cuts = before
+
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""
-        free = self._execution.world.alone or not (self._lacking or self._ending)
+        own.cuts = self._execution.latest.step.cuts
+        self._changed |= self._execution.traces.changed  # of which one that comes knows nothing
+        free = self._execution.world.alone or not (self._lacking or self._ending or self._changed)
         own.offer(self._marks if free else {})
 
     @property
@@ -185,6 +198,7 @@ class Survival:
         if shared["moves"]:  # so that there is a way back
             self.replication.keep(newest, trainer.scheduler, alone=True)
         try:
+            self._trace(*shared["cuts"])
             self._next.shift(self._step, shared, own.stay)
             self._execution.world.everyone.all_gather_json(0)  # all have moved
             self.replication.moved()
@@ -269,6 +283,7 @@ class Survival:
         else:
             newest, missing = self._newest(steps_of)
             if not missing:
+                self.replication.disk = None  # of an earlier attempt
                 return newest, first if progress.apart else steps_of.index(newest)
         state.moves = max(int(moves) for _, moves, _ in table)
         trained = [rank for rank, was in enumerate(generation.before) if was != Generation.NEW]
@@ -313,15 +328,22 @@ class Survival:
         if all(comes):
             raise RuntimeError("all ranks that trained are lost: go on with --resume")
         first = comes.index(False)
-        told = [*state.placed_by, state.ranks, state.moves] if everyone.index == first else None
-        text, devices, ranks, moves = everyone.broadcast_json(told, first)
+        told = [*state.placed_by, state.ranks, state.moves, execution.planning.rows]
+        told += [self._step.cuts, self._cuts]
+        text, devices, ranks, moves, rows, *cuts = everyone.broadcast_json(told, first)
         execution.traces.forget_shapes()
         if self._comes:
-            plan = Plan.parse(text)
-            with execution.world.by_itself():  # the others have that trace
-                self._step = execution.step_under(self._step, plan)
-            self._cuts = execution.traces.cuts
-            state.come(execution.check.held(plan, self._step, devices), ranks, moves)
+            execution.planning.rows = rows
+            self._trace(*cuts)
+            state.come(execution.check.held(Plan.parse(text), self._step, devices), ranks, moves)
+
+    def _trace(self, at: Sequence[str], cuts: Sequence[str]) -> None:
+        """The trace to go on with, which others may have, is cut `at` these, and stands for a plan
+        of `cuts`."""
+        if self._step.cuts != tuple(at):
+            with self._execution.world.by_itself():
+                self._step = self._execution.traces.training_step(tuple(at))
+        self._cuts = self._execution.traces.cuts = tuple(cuts)
 
     def _newest(self, steps: Sequence[int]) -> tuple[int, str]:
         """The last step that ranks hold whole, whose parts count from now on; what is missing,
@@ -331,6 +353,7 @@ class Survival:
             holders = [rank for rank, held in enumerate(steps) if held == newest]
             missing = self._execution.state.count(holders)
             if not missing:
+                self._execution.state.mend()
                 return newest, ""
         return -1, HOLD_NOT.format(missing, list(steps))
 
@@ -346,6 +369,7 @@ class Survival:
             known, places, *_ = back or self.replication.told(scheduler)
             own = {**told, "scheduler": known, "places": places}
             own["moves"] = moves and back is None
+            own["cuts"] = self._step.cuts, self._cuts
             own["groups"] = self._execution.state.optimizer_state.describe()["groups"]
         return everyone.broadcast_json(own, first)
 

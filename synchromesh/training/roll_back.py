@@ -22,15 +22,15 @@ class RollBack:
     OFTEN: ClassVar = 3  # times to one checkpoint; chosen
 
     def __init__(self, trainer: Trainer) -> None:
-        own = trainer.world.member
-        self._trainer, self._began = trainer, time.time() if own is None else own.began
+        self._trainer, self._began = trainer, time.time()
         self._times = Counter[str]()
 
     def back(self, spikes: Spikes, folder: Path) -> bool:
         """Whether that was done, for one of the last look of rank 0. All ranks call alike."""
         trainer, everyone = self._trainer, self._trainer.world.everyone
         first = min((spike.step for spike in spikes.new), default=0)
-        first, began = everyone.broadcast_json([first, self._began])
+        own = trainer.world.member  # of one that comes the run began before
+        first, began = everyone.broadcast_json([first, own.began if own else self._began])
         if not first:
             return False
         known = [str(path) for path in by_age(folder, began)]

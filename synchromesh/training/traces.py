@@ -8,7 +8,7 @@ would be many becomes an input, where that can be."""
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from synchromesh.training.active_plan import ActivePlan, Options
 from synchromesh.training.losses import LossTurn, NamedLosses
 from synchromesh.training.notices import Notices
 from synchromesh.training.trace_check import TraceCheck
-from synchromesh.values.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Traces:
         self._steps: dict[tuple[Any, ...], list[Step]] = {}  # of other shapes, rows and metrics
         self._verified: dict[str, tuple[Tensor, int]] = {}  # folded buffers, versions seen equal
         self._seen: Hashable = None  # parameters that are trained, modes, and their fingerprint
-        self._mark = 0
+        self._mark, self._noted = 0, (0, 0)
         self._note_model()
 
     def _note_model(self) -> None:
@@ -80,30 +79,32 @@ class Traces:
         self.notices.mode(self.model.module)
 
     def training_step(
-        self, plan: Plan, example: Any = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> Step:
+        self, cuts: tuple[str, ...], example: Any = None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Step:  # fmt: skip
         """The trace of the training step; one opaque component, with a warning, where it cannot
         be trusted. example: a batch, the first rows of the first one where none is given.
         buffers: complete ones, for ranks that hold shards or none."""
-        self.cuts = plan.cuts(self.model.paths())
+        self.cuts = cuts
         self.readings.look()
         of = self.cuts, self._as
         kept = (s for key, s in self._kept if key == of and self.readings.hold(s.read))
         step = next(kept, None)
-        others = self.world.everyone.all_gather_json(step is not None)
-        if step is not None:
-            self.check.latest = step
-            return step
-        batch = self.example if example is None else example
-        # a rank that has come lacks what others have kept
-        with self.world.by_itself() if any(others) else nullcontext():
-            step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
-            self.readings.look(step.read)
-            if not step.opaque:
-                self.check.compare_constants(step)
+        # a rank that has come lacks what others have kept, and makes it by itself
+        alone = any(self.world.everyone.all_gather_json(step is not None))
+        if step is None:
+            with self.world.by_itself() if alone else nullcontext():
+                step = self._made(of, self.example if example is None else example, buffers)
+        self.check.latest = step
+        return step
+
+    def _made(self, of: Hashable, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
+        step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
+        self.readings.look(step.read)
         if step.opaque:
             self.notices.warn(f"the model runs whole on every device: {step.reason}")
             return step
+        self.check.compare_constants(step)
         if not step.assumed:
             self._kept = [(of, step), *self._kept][: TUNING.kept]
         return step
@@ -111,7 +112,7 @@ class Traces:
     def _traced(self, check: TraceCheck, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
         with self.model.unsharded(self.world.device, buffers) as module:
             step = self._capture(module, self.losses.of_step, batch, training=True)
-            return check.checked(module, batch, step)
+            return replace(check.checked(module, batch, step), cuts=self.cuts)
 
     def _with_inputs(self, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step | None:
         """The trace with often changed numbers as inputs; None: it cannot or need not be."""
@@ -163,6 +164,16 @@ class Traces:
     def mark(self) -> Hashable:
         """Equal on ranks whose models were alike at the last look."""
         return self._mark, self.readings.mark
+
+    def note(self) -> None:
+        """What the model is like when a run begins."""
+        self._noted = self._mark, self.readings.mark
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is like that no more, as far as the last look."""
+        mark, readings = self._noted
+        return self._mark != mark or self.readings.mark not in (readings, 0)  # 0: `lose`
 
     def outdated(self, current: Step) -> bool:
         """Whether `current` or another trace is of a model as it was: of other frozen parameters,

@@ -119,8 +119,9 @@ def test_ranks_come_when_they_have_built_and_all_others_train() -> None:
     hosts.decide()
     hosts.start("c", marks=MARKS)
     assert not hosts.decide().leave  # a and b have not begun
+    hosts.change("a", cuts=("b", "c"))
     orders = hosts.settle()
-    assert orders.leave and not orders.lost
+    assert orders.leave and not orders.lost and orders.cuts == ("b", "c")
     orders = hosts.leave()
     assert (where(orders), orders.before, orders.stay) == (["a0", "b0", "c0"], (0, 1, -1), 3)
 
