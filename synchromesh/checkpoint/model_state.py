@@ -106,9 +106,8 @@ class ModelState:
         self.torn, self._all, self.firsts = True, None, frozenset()
         self.holdings, self.ranks = dict(holdings), ranks
         self._drop()
-        for name in self.model.described:
-            if name in own:
-                self.model.place(name, own[name].clone())
+        for name in self.model.described.keys() & own.keys():
+            self.model.place(name, own[name].clone())
         self.optimizer_state.adopt(optimizer)
         for name, parameter in self.model.parameters.items():
             for key in self.optimizer_state.moving(name):
@@ -123,8 +122,7 @@ class ModelState:
         return self.count(holders)
 
     def mend(self) -> None:
-        """Others hold all of it: where a move was left in the middle here, this rank is to them as
-        one that comes."""
+        """Others hold all of it: what is left of a move here, in the middle, counts no more."""
         self.torn, self._forgotten = False, frozenset()
 
     def borrow(self, sides: Mapping[str, Sides], tensors: Mapping[str, Lent]) -> None:
@@ -168,9 +166,8 @@ class ModelState:
     def _have(self, name: str, key: str) -> Sides:
         """Who has what counts of a tensor: at first rank 0 alone, if ranks had other values."""
         everywhere = self.sides(self.holdings[name], self.ranks)
-        if key not in self.firsts:
-            return everywhere
-        return (everywhere[0], *(() for _ in everywhere[1:]))
+        alone = (everywhere[0], *(() for _ in everywhere[1:]))
+        return alone if key in self.firsts else everywhere
 
     def _move(self, name: str, have: Sides, want: Sides) -> Move:
         shape = self.model.described[name].shape
