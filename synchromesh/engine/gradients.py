@@ -181,6 +181,7 @@ class GradientSync:
             item.leaf.register_post_accumulate_grad_hook(self._hook(number, index))
             for number, bucket in enumerate(self._buckets)
             for index, item in enumerate(bucket.items)
+            if item.leaf.requires_grad  # else it was frozen since, and is traced anew
         ]
 
     def _bucket(self, items: Sequence[Summed], total: int) -> Bucket:

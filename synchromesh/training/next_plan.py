@@ -67,13 +67,13 @@ class NextPlan:
         except ValueError:
             word = replace(self.FALL_BACKS[0], synchronisation=wanted.synchronisation)
             plans = [*[word] * word.sync.asynchronous, *map(Plan.parse, told["known"])]
-            self._execution.shift(self._fall_back(step, plans, only), step)
+            self._fall_back(step, plans, only)
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
 
-    def _fall_back(self, step: Step, plans: Sequence[Plan], only: tuple[int, ...] | None) -> Plan:
-        """The first, on `only` these ranks, with room for parameters, gradients and states of the
-        optimizer. RuntimeError, with the numbers, where none has it."""
+    def _fall_back(self, step: Step, plans: Sequence[Plan], only: tuple[int, ...] | None) -> None:
+        """The first that fits, on `only` these ranks, with room for parameters, gradients and
+        states of the optimizer. RuntimeError, with the numbers, where none has it."""
         execution, planning = self._execution, self._execution.planning
         lacks = "no plan for any number of ranks divides this model"
         for plan in [*plans, *self.FALL_BACKS]:
@@ -83,7 +83,8 @@ class NextPlan:
                 known = planning.memory.held(plan, held)
                 shortage = Shortage.of(known, planning.memory.limits, planning.rows)
                 if shortage is None:
-                    return plan
+                    execution.shift(plan, step)
+                    return
                 lacks = shortage.clause
         raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")
 

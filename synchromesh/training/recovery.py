@@ -55,7 +55,6 @@ class Survival:
         self._next = NextPlan(execution, adaptation)
         self._step: Step  # the trace with which a recovery goes on, and where it is cut
         self._cuts: tuple[str, ...] = ()  # as `Traces.cuts`
-        self._changed = False
         self._seen = Seen(0, -1, ())  # before it
         self._left_out = 0
         self._latest = 0  # step that one of the ranks has done
@@ -72,8 +71,8 @@ class Survival:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
             self._marks = dict(marks)
-            self._execution.traces.note()
-            if self._comes:
+            self._execution.traces.note(self._execution.latest.step)
+            if self._comes and own.cuts != self._execution.latest.step.cuts:
                 self._learn(own.cuts)
             self._offer(own)
             own.settled, own.steps = own.number, steps
@@ -88,9 +87,10 @@ class Survival:
 
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""
-        own.cuts = self._execution.latest.step.cuts
-        self._changed |= self._execution.traces.changed  # of which one that comes knows nothing
-        free = self._execution.world.alone or not (self._lacking or self._ending or self._changed)
+        world = self._execution.world
+        own.cuts = () if world.rank else self._execution.latest.step.cuts
+        changed = self._execution.traces.changed  # of which one that comes knows nothing
+        free = world.alone or not (self._lacking or self._ending or changed)
         own.offer(self._marks if free else {})
 
     @property
@@ -329,8 +329,13 @@ class Survival:
             raise RuntimeError("all ranks that trained are lost: go on with --resume")
         first = comes.index(False)
         told = [*state.placed_by, state.ranks, state.moves, execution.planning.rows]
-        told += [self._step.cuts, self._cuts]
-        text, devices, ranks, moves, rows, *cuts = everyone.broadcast_json(told, first)
+        told += [execution.traces.changed, self._step.cuts, self._cuts]
+        text, devices, ranks, moves, rows, changed, *cuts = everyone.broadcast_json(told, first)
+        if changed and (own := execution.world.member) is not None:
+            if self._comes:
+                own.give_up("comes to a model that has changed since the run began")
+            own.hears_of_loss("")
+            raise RuntimeError("the ranks that come are lost")
         execution.traces.forget_shapes()
         if self._comes:
             execution.planning.rows = rows

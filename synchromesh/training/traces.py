@@ -70,8 +70,9 @@ class Traces:
         self._steps: dict[tuple[Any, ...], list[Step]] = {}  # of other shapes, rows and metrics
         self._verified: dict[str, tuple[Tensor, int]] = {}  # folded buffers, versions seen equal
         self._seen: Hashable = None  # parameters that are trained, modes, and their fingerprint
-        self._mark, self._noted = 0, (0, 0)
+        self._mark = 0
         self._note_model()
+        self._noted: tuple[int, tuple[Any, ...]] = self._mark, ()
 
     def _note_model(self) -> None:
         self._look()
@@ -165,15 +166,15 @@ class Traces:
         """Equal on ranks whose models were alike at the last look."""
         return self._mark, self.readings.mark
 
-    def note(self) -> None:
-        """What the model is like when a run begins."""
-        self._noted = self._mark, self.readings.mark
+    def note(self, step: Step) -> None:
+        """What the model is like when a run begins with `step`."""
+        self._noted = self._mark, step.read
 
     @property
     def changed(self) -> bool:
-        """Whether it is like that no more, as far as the last look."""
-        mark, readings = self._noted
-        return self._mark != mark or self.readings.mark not in (readings, 0)  # 0: `lose`
+        """Whether it was another one at the last look than when the run began."""
+        mark, read = self._noted
+        return self._mark != mark or not self.readings.hold(read)
 
     def outdated(self, current: Step) -> bool:
         """Whether `current` or another trace is of a model as it was: of other frozen parameters,
