@@ -66,10 +66,10 @@ class Adaptation:
 
     @property
     def known(self) -> list[Plan]:
-        """What fits these ranks and has a prediction, the best first."""
+        """What is exact, fits these ranks and has a prediction, the best first."""
         planned = self._execution.planning.candidates()
         known = planned if self.adapter is None else self.adapter.known.candidates
-        return [c.plan for c in known if c.fits and c.time is not None]
+        return [c.plan for c in known if c.fits and c.time is not None and c.plan.exact]
 
     @property
     def trying(self) -> bool:

@@ -40,7 +40,7 @@ class NextPlan:
         execution, active = self._execution, self._execution.latest
         self.plan = execution.plan if execution.in_force else active.plan
         adaptation = self._adaptation
-        self._known = [p for p in adaptation.known if _free(p) and p.exact] or self._known
+        self._known = [p for p in adaptation.known if _free(p)] or self._known
         if self._wanted is not None and active.plan == self._wanted[1]:
             self.plan = self._wanted[0]
         elif adaptation.trying:  # which is no choice
