@@ -310,7 +310,7 @@ def test_measuring_that_takes_too_long_is_reported_once_and_done_later() -> None
 
 def test_another_size_is_planned_for_once_measuring_is_allowed() -> None:
     adapter, run = Adapter(Profile(1)), Alone(candidate("tensor", 1.0))
-    adapter.resize(12, 24)
+    adapter.reconsider("global batches have 24 rows, 12 before")
     first, last = decided(adapter, run, None)
     assert first == TOO_MUCH
     assert last == (1 + 2 * TUNING.retry_steps, "the plan is still the best that was found")

@@ -23,6 +23,7 @@ def adaptation() -> Adaptation:
         noise=SimpleNamespace(cut=False),
         plan=Plan.parse("data"),
         nothing_to_adapt="",
+        world=SimpleNamespace(alone=False, size=3),
     )
     made = Adaptation(cast(Execution, execution), lambda plan: pytest.fail("nothing is switched"))
     made.adapter = Adapter(Profile(2))
