@@ -73,17 +73,10 @@ class Survival:
             self._marks = dict(marks)
             self._execution.traces.note(self._execution.latest.step)
             if self._comes and own.cuts != self._execution.latest.step.cuts:
-                self._learn(own.cuts)
+                self._execution.traces.by_itself(own.cuts)  # so that they need not wait for it
             self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
-
-    def _learn(self, cuts: tuple[str, ...]) -> None:
-        """Makes the trace that others have now, so that they need not wait for it later."""
-        traces = self._execution.traces
-        before = traces.cuts
-        traces.training_step(cuts)
-        traces.cuts = before
 
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""
@@ -346,8 +339,7 @@ class Survival:
         """The trace to go on with, which others may have, is cut `at` these, and stands for a plan
         of `cuts`."""
         if self._step.cuts != tuple(at):
-            with self._execution.world.by_itself():
-                self._step = self._execution.traces.training_step(tuple(at))
+            self._step = self._execution.traces.by_itself(at)
         self._cuts = self._execution.traces.cuts = tuple(cuts)
 
     def _newest(self, steps: Sequence[int]) -> tuple[int, str]:

@@ -173,13 +173,10 @@ class Replication:
         execution = self._execution
 
         def held(plan: str, devices: int) -> Any:
-            parsed, cuts = Plan.parse(plan), execution.traces.cuts
-            try:
-                with execution.world.by_itself():  # others may have a copy, and the trace
-                    found = execution.step_under(step, parsed)
-                return execution.check.held(parsed, found, devices)
-            finally:
-                execution.traces.cuts = cuts
+            parsed, traces = Plan.parse(plan), execution.traces
+            cuts = parsed.cuts(execution.model.paths())
+            found = step if cuts == traces.cuts else traces.by_itself(cuts)
+            return execution.check.held(parsed, found, devices)
 
         newest, told = self.copies.restore(held) if self.every != "off" else (-1, None)
         if newest >= 0:

@@ -5,7 +5,7 @@ content of buffers that were folded into it. Where any of these changes all trac
 Where a value changes that it has read, another is made; a few are kept, and a number of which they
 would be many becomes an input, where that can be."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -99,6 +99,15 @@ class Traces:
         self.check.latest = step
         return step
 
+    def by_itself(self, cuts: Sequence[str]) -> Step:
+        """The trace that is cut there, which others may have and need not call; the cuts stay."""
+        before = self.cuts
+        try:
+            with self.world.by_itself():
+                return self.training_step(tuple(cuts))
+        finally:
+            self.cuts = before
+
     def _made(self, of: Hashable, batch: Any, buffers: Mapping[str, Tensor] | None) -> Step:
         step = self._with_inputs(batch, buffers) or self._traced(self.check, batch, buffers)
         self.readings.look(step.read)
@@ -168,7 +177,7 @@ class Traces:
 
     def note(self, step: Step) -> None:
         """What the model is like when a run begins with `step`."""
-        self._noted = self._mark, step.read
+        self._noted = fingerprint(self._as), step.read
 
     @property
     def changed(self) -> bool:
