@@ -94,7 +94,8 @@ class Regrouped:
     from the last one on. lost_steps: that are made again, the interrupted one left out.
     state_from: "survivors", as they were, "peers", whose copies were taken, "disk", the newest
     checkpoint, or "start", as all were lost before there was one. left_out: steps of single
-    workers that go on without each other, lost ones too, whose gradients servers have not got."""
+    workers that go on without each other, lost ones too, whose gradients servers have not got.
+    why: that plan."""
 
     from_step: int
     hosts: int
@@ -107,6 +108,7 @@ class Regrouped:
     lost_steps: int
     state_from: str = "survivors"
     left_out: int = 0
+    why: str = ""
 
     @property
     def cause(self) -> str:
@@ -124,7 +126,7 @@ class Regrouped:
             "plan": self.plan, "cause": self.cause, "culprit": [loss.rank for loss in self.lost],
             "noticed_seconds": noticed, "recovered_seconds": round(self.recovered_seconds, 3),
             "lost_steps": self.lost_steps, "state_from": self.state_from,
-            "left_out": self.left_out,
+            "left_out": self.left_out, "why": self.why,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -139,7 +141,8 @@ class Regrouped:
         cause = self.cause or "ranks met anew"
         return (
             f"{cause}: {self.ranks} ranks go on behind step {self.from_step} under plan "
-            f"{self.plan}, after {self.recovered_seconds:.2f} s{again}"
+            f"{self.plan}{f' ({self.why})' * bool(self.why)}, after {self.recovered_seconds:.2f} s"
+            f"{again}"
         )
 
 

@@ -48,8 +48,8 @@ class LighthouseTuning:
     parted: float = 0.6  # ... or misses quorums, where the kernel does not tell of that
     join: float = 0.1  # for hosts that have spoken before, until there is a quorum without them
     call: float = 1.0  # a connection or an answer ...
-    # ... or as long, where nothing was heard for twice as long as the former: this host may be cut
-    # off, and its launcher ends no sooner than the call
+    # ... or as long, where nothing was heard for twice as long as the former, and no longer than
+    # until this host ends its ranks: its launcher ends no sooner than the call
     hurried: float = 0.4
     beat: float = 1.5  # one that is silent counts for the Lighthouse's majority no longer
     unreached: float = 3.9  # the Lighthouse, until this host ends its ranks: before others go on
@@ -282,8 +282,9 @@ class Lighthouse:
     def _patience(self) -> float:
         """Seconds for an answer."""
         silent = time.monotonic() - self._heard
-        hurries = not self.leads and self.known.is_set() and silent > 2 * LIMITS.call
-        return LIMITS.hurried if hurries else LIMITS.call
+        if self.leads or not self.known.is_set() or silent <= 2 * LIMITS.call:
+            return LIMITS.call
+        return min(LIMITS.hurried, max(LIMITS.turn, LIMITS.unreached - silent))
 
     def _said(self) -> dict[str, str]:
         if self._coordinator is None:

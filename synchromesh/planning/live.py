@@ -2,6 +2,9 @@
 them (`profiling/profile_cache.py`). All ranks call alike."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,9 +15,10 @@ from synchromesh.engine.world import World
 from synchromesh.planner.candidate import Candidate
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.decide import with_runners_up
-from synchromesh.planner.problem import Say, silent
+from synchromesh.planner.problem import PartitionCache, Say, silent
 from synchromesh.planner.stages.cuts import cut_plan
 from synchromesh.planner.uniform import uniform_partitions
+from synchromesh.planning.other_ranks import Before, OtherRanks, likely
 from synchromesh.planning.rank_memory import RankMemory
 from synchromesh.planning.session import PlanningSession, parsed, quickest
 from synchromesh.profiling.live_facts import LiveFacts
@@ -135,6 +139,8 @@ class LivePlanning:
         self.rows = batches.row_count(example)
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self.profile: Profile | None = None
+        self.prepared: dict[Before, Plan] = {}  # for other ranks, by what they are now
+        self._others: dict[int, PartitionCache] = {}  # of these, by how many they are
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
         self._facts: LiveFacts | None = None
@@ -162,15 +168,35 @@ class LivePlanning:
         """The world has other ranks, and what was measured is of those before; all call alike."""
         self.memory.share_anew()
         self.choice = self.profile = self._facts = None
+        self.prepared = {}
+
+    def prepare(
+        self, step: Step, known: Profile, hosts: Sequence[str], current: Plan, gain: float
+    ) -> None:
+        """What ranks that are left without a host, or more of them, go on with: a plan by `known`,
+        and its partition. hosts: of each rank. gain: as of `OtherRanks.best`. All call alike, each
+        searches for some of these."""
+        world, problem = self.world, replace(self.facts(step).problem, allowed=NOTHING)
+        cases = {b: OtherRanks.of(problem, known, b, hosts) for b in likely(hosts)}
+        self.say(f"preparing plans for {len(cases)} cases of a loss, or of a host that comes ...")
+        mine = [*cases.items()][world.rank :: world.size]
+        best = [(before, case.best(current, gain)) for before, case in mine]
+        found = world.everyone.all_gather_json([[b, str(plan)] for b, plan in best if plan])
+        self.prepared = {tuple(b): Plan.parse(text) for b, text in chain(*found)}
+        self._others = {}
+        for before, plan in self.prepared.items():
+            self._others.setdefault(len(before), cases[before].partitions).possible([plan])
 
     def session(self, step: Step) -> LiveSession:
         return LiveSession(self.facts(step), self.say)
 
     def solved(self, step: Step, plan: Plan) -> Partition | None:
         """Its partition, if all ranks have it, which call alike: rank 0 solves more of them."""
-        facts, known = self._facts, None
-        if facts is not None and facts.problem.step is step:
-            known = facts.partitions.known(plan)
+        there = self._facts.partitions if self._facts else self._others.get(self.world.size)
+        known = None
+        if there is not None and there.problem.step is step and there.problem.rows == self.rows:
+            with suppress(ValueError):  # these ranks do not divide
+                known = there.known(plan)
         return known if all(self.world.everyone.all_gather_json(known is not None)) else None
 
     def choose(self, step: Step) -> Plan:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from synchromesh.adapt import decision
 from synchromesh.adapt.adapter import Adapter
 from synchromesh.adapt.decision import Decision
 from synchromesh.adapt.live_run import LiveRun
@@ -58,6 +59,20 @@ class Adaptation:
             self.adapter.reconsider(f"the run has {self._ranks} ranks, {before} before")
         self._sizes = deque(maxlen=self.LAST)
         self._forget_costs()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Plans for other ranks, by what is known of these, where this one may change, or was
+        chosen; all call alike."""
+        planning, plan = self._execution.planning, self._execution.plan
+        known, own = planning.profile, self._execution.world.member
+        if self.adapter is not None:
+            known = self.adapter.profile
+        elif planning.choice is None:
+            return
+        if own is not None and known is not None and plan.usual:
+            step, gain = self._execution.active.step, decision.LIMITS.gain
+            planning.prepare(step, known, own.hosts, plan, gain)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -108,10 +123,11 @@ class Adaptation:
                 self._costs = []
         plan, facts = self._execution.plan, planning.facts(active.step)
         run = LiveRun(facts, plan, active.partition, self._switch)
-        decision = adapter.act(run, steps, to_come)
-        if decision is not None and decision.measuring_seconds:
+        made = adapter.act(run, steps, to_come)
+        if made is not None and made.measuring_seconds:
             self._forget_costs()  # of a plan that may be gone
-        return decision
+            self.prepare()
+        return made
 
     def sizes(self, loader: Loader, rates: object) -> BatchSizes:
         """That change the batches of `loader`, the only one; rates: the trainer's scheduler."""

@@ -1,19 +1,21 @@
 """Which plan ranks go on with where others are lost, or come; nothing is measured for it.
 
-    that of before, or the one that was left last where there were as many ranks, where it fits
-      -> the quickest that fits of those that were predicted before, on other ranks
+    the one that was left last where there were as many ranks; else that which was prepared for
+    these (planning/other_ranks.py), or that of before, where nothing was measured
+      -> where it does not fit, the quickest that does of those predicted before, on other ranks
       -> `data`, or `sharded-data`, whichever has room for the state
 
 Once steps have settled the adapter measures the ranks that there are, and looks for a better one
 (training/adaptation.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from synchromesh.launcher.generation import Generation
 from synchromesh.planner.decision.memory import Shortage
+from synchromesh.planning.other_ranks import Before, OtherRanks
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import renumbered
 from synchromesh.training.adaptation import Adaptation
@@ -34,9 +36,14 @@ class NextPlan:
         self._wanted: tuple[Plan, Plan] | None = None
         self._known: list[Plan] = []  # of the latest predictions, the best first
         self._adapted: dict[int, Plan] = {}  # where there were so many ranks
+        self._prepared: Mapping[Before, Plan] = {}  # while there were the ranks of before
+        self._before: Before = ()  # of each rank, which it was then
+        self.why = ""  # the plan that is in force behind `shift` is
 
     def begin(self) -> None:
         """Before ranks meet."""
+        self._prepared = self._execution.planning.prepared
+        self._before = tuple(range(self._execution.world.size))
         execution, active = self._execution, self._execution.latest
         self.plan = execution.plan if execution.in_force else active.plan
         adaptation = self._adaptation
@@ -45,33 +52,45 @@ class NextPlan:
             self.plan = self._wanted[0]
         elif adaptation.trying:  # which is no choice
             self.plan = next(iter(self._known), self.plan)
-        elif adaptation.adapter is not None and _free(self.plan):
+        elif self._prepared and _free(self.plan):
             self._adapted[execution.world.size] = self.plan
 
     def renumber(self, generation: Generation) -> None:
         self.plan = renumbered(self.plan, generation.before[: generation.stay])
+        new = OtherRanks.NEW
+        self._before = tuple(
+            new if r == Generation.NEW else self._before[r] for r in generation.before
+        )
 
     def told(self, stay: int) -> dict[str, Any]:
         """To those that go on with this rank's state, `stay` ranks."""
-        plan = self._adapted.get(stay, self.plan)
-        return {"plan": str(plan), "known": [str(p) for p in self._known]}
+        plans = {
+            f"that of {stay} ranks before": self._adapted.get(stay),
+            "prepared for these ranks": self._prepared.get(self._before[:stay]),
+            "that of before": self.plan,
+        }
+        why, plan = next((why, plan) for why, plan in plans.items() if plan is not None)
+        return {"plan": str(plan), "known": [str(p) for p in self._known], "why": why}
 
     def shift(self, step: Step, told: dict[str, Any], stay: int) -> None:
         """Makes it the active plan, on the ranks that stay. RuntimeError where none has room."""
         self._wanted, size, wanted = None, self._execution.world.size, Plan.parse(told["plan"])
+        self.why = told["why"]
         only = tuple(range(stay)) if stay < size else None
         try:
             if only is not None and not _free(wanted):
-                raise ValueError
+                raise ValueError  # it says which ranks, of those that stay and leave
             self._execution.shift(replace(wanted, ranks=only or wanted.ranks), step)
         except ValueError:
             word = replace(self.FALL_BACKS[0], synchronisation=wanted.synchronisation)
             plans = [*[word] * word.sync.asynchronous, *map(Plan.parse, told["known"])]
-            self._fall_back(step, plans, only)
+            self._fall_back(step, plans, only, wanted)
         if self._execution.active.plan != wanted:
             self._wanted = wanted, self._execution.active.plan
 
-    def _fall_back(self, step: Step, plans: Sequence[Plan], only: tuple[int, ...] | None) -> None:
+    def _fall_back(
+        self, step: Step, plans: Sequence[Plan], only: tuple[int, ...] | None, wanted: Plan
+    ) -> None:
         """The first that fits, on `only` these ranks, with room for parameters, gradients and
         states of the optimizer. RuntimeError, with the numbers, where none has it."""
         execution, planning = self._execution, self._execution.planning
@@ -84,6 +103,7 @@ class NextPlan:
                 shortage = Shortage.of(known, planning.memory.limits, planning.rows)
                 if shortage is None:
                     execution.shift(plan, step)
+                    self.why = f"{wanted} does not fit"
                     return
                 lacks = shortage.clause
         raise RuntimeError(f"{lacks}: go on with the newest checkpoint on more devices, --resume")

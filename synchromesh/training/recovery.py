@@ -77,6 +77,8 @@ class Survival:
             self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
+            if self._adaptation.adapter is None and not self._comes:
+                self._adaptation.prepare()
 
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""
@@ -173,7 +175,7 @@ class Survival:
                 return Regrouped(
                     trainer.steps, len({*own.hosts}), size, in_force, tuple(lost), came,
                     size - own.stay, took, self._latest - trainer.steps,
-                    self.replication.state_from, self._left_out,
+                    self.replication.state_from, self._left_out, self._next.why,
                 )  # fmt: skip
             except NoGeneration:
                 raise

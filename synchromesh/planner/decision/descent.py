@@ -42,7 +42,7 @@ def descended(
 
     def merit(c: Candidate) -> tuple[float, str]:
         peak = 0.0 if c.fits or c.fullest is None else c.fullest.peak
-        return c.seconds * max(1.0, peak / problem.limit) ** 2, str(c.plan)
+        return c.seconds * max(1.0, peak / max(1.0, problem.limit)) ** 2, str(c.plan)
 
     made: list[Candidate] = []
     known = {replace(c.plan, pieces=None) for c in candidates}
