@@ -232,7 +232,7 @@ def figures() -> list[Figure]:
     unfounded = names_of_nothing()
     return [
         Figure("files", len(paths), 453),
-        Figure("lines of all files", sum(lengths.values()), 72_900),
+        Figure("lines of all files", sum(lengths.values()), 72_950),
         Figure("of these code, without imports", sum(map(code_lines, paths))),
         Figure("lines of a file, median", median(lengths.values()), 150),
         Figure("lines of a file, most", max(lengths.values()), 400, where=_above(lengths, 400)),

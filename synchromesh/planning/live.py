@@ -18,7 +18,7 @@ from synchromesh.planner.decision.decide import with_runners_up
 from synchromesh.planner.problem import PartitionCache, Say, silent
 from synchromesh.planner.stages.cuts import cut_plan
 from synchromesh.planner.uniform import uniform_partitions
-from synchromesh.planning.other_ranks import Before, OtherRanks, likely
+from synchromesh.planning.other_ranks import Before, OtherRanks, Prepared, likely, plain
 from synchromesh.planning.rank_memory import RankMemory
 from synchromesh.planning.session import PlanningSession, parsed, quickest
 from synchromesh.profiling.live_facts import LiveFacts
@@ -139,7 +139,7 @@ class LivePlanning:
         self.rows = batches.row_count(example)
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self.profile: Profile | None = None
-        self.prepared: dict[Before, Plan] = {}  # for other ranks, by what they are now
+        self.prepared = Prepared()
         self._others: dict[int, PartitionCache] = {}  # of these, by how many they are
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
@@ -168,24 +168,33 @@ class LivePlanning:
         """The world has other ranks, and what was measured is of those before; all call alike."""
         self.memory.share_anew()
         self.choice = self.profile = self._facts = None
-        self.prepared = {}
+        self.prepared = Prepared()
 
     def prepare(
-        self, step: Step, known: Profile, hosts: Sequence[str], current: Plan, gain: float
-    ) -> None:
+        self, step: Step, known: Profile, hosts: Sequence[str], current: Plan, gain: float,
+        of_ranks: bool,
+    ) -> None:  # fmt: skip
         """What ranks that are left without a host, or more of them, go on with: a plan by `known`,
-        and its partition. hosts: of each rank. gain: as of `OtherRanks.best`. All call alike, each
-        searches for some of these."""
+        and of fewer ranks its partition. hosts: of each rank. gain: as of `OtherRanks.best`.
+        of_ranks: whether batches grow with ranks. All call alike, each searches for some."""
         world, problem = self.world, replace(self.facts(step).problem, allowed=NOTHING)
-        cases = {b: OtherRanks.of(problem, known, b, hosts) for b in likely(hosts)}
+        cases = likely(hosts)
         self.say(f"preparing plans for {len(cases)} cases of a loss, or of a host that comes ...")
-        mine = [*cases.items()][world.rank :: world.size]
-        best = [(before, case.best(current, gain)) for before, case in mine]
-        found = world.everyone.all_gather_json([[b, str(plan)] for b, plan in best if plan])
-        self.prepared = {tuple(b): Plan.parse(text) for b, text in chain(*found)}
-        self._others = {}
-        for before, plan in self.prepared.items():
-            self._others.setdefault(len(before), cases[before].partitions).possible([plan])
+
+        def other(before: Before) -> OtherRanks:
+            rows = max(1, self.rows * len(before) // world.size) if of_ranks else self.rows
+            return OtherRanks.of(replace(problem, rows=rows), known, before, hosts)
+
+        mine = [*enumerate(cases)][world.rank :: world.size]
+        best = [(n, other(before).best(current, gain)) for n, before in mine]
+        found = chain(*world.everyone.all_gather_json([(n, str(p)) for n, p in best if p]))
+        plans = {cases[n]: Plan.parse(text) for n, text in found}
+        less = {len(b): b for b in plans if len(b) < world.size}
+        self._others = {size: other(before).partitions for size, before in less.items()}
+        for before, plan in plans.items():
+            if len(before) in self._others:
+                self._others[len(before)].possible([plan])
+        self.prepared = Prepared(plain(current), self.rows, plans)
 
     def session(self, step: Step) -> LiveSession:
         return LiveSession(self.facts(step), self.say)
@@ -194,7 +203,7 @@ class LivePlanning:
         """Its partition, if all ranks have it, which call alike: rank 0 solves more of them."""
         there = self._facts.partitions if self._facts else self._others.get(self.world.size)
         known = None
-        if there is not None and there.problem.step is step and there.problem.rows == self.rows:
+        if there is not None and there.problem.step is step:
             with suppress(ValueError):  # these ranks do not divide
                 known = there.known(plan)
         return known if all(self.world.everyone.all_gather_json(known is not None)) else None

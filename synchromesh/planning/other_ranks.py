@@ -11,7 +11,8 @@ with one more. Nothing is measured for them.
 What needs a program that nobody has run is not priced, and so not chosen."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, TypeVar, cast
 
 from synchromesh.planner.decision.decide import decide, survey
@@ -33,6 +34,25 @@ T = TypeVar("T")
 Before = tuple[int, ...]  # of each rank, which it is now, or OtherRanks.NEW: it comes
 
 
+def plain(plan: Plan) -> Plan:
+    """Without what a run, or a price, has filled in."""
+    return replace(plan, pieces=None)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Plans for other ranks, by what these are now; while `current` was in force, for so many
+    rows of a global batch."""
+
+    current: Plan | None = None
+    rows: int = 0
+    plans: Mapping[Before, Plan] = field(default_factory=dict)
+
+    def under(self, plan: Plan, rows: int) -> Mapping[Before, Plan]:
+        """Those that still hold."""
+        return self.plans if (plain(plan), rows) == (self.current, self.rows) else {}
+
+
 def likely(hosts: Sequence[str]) -> list[Before]:
     """What ranks there may be next: those without each host but the first, with which the run
     would end (on one host, without each rank), and with one host more. hosts: of each rank."""
@@ -47,7 +67,7 @@ class OtherRanks:
     """A planning problem on ranks that are known by those of now: as `planner.problem.Facts`."""
 
     NEW: ClassVar = -1
-    extrapolation: ClassVar[float] = float("inf")  # nothing can be timed with more rows
+    extrapolation: ClassVar[float] = inf  # nothing can be timed with more rows
 
     partitions: PartitionCache
     known: Profile
@@ -76,10 +96,15 @@ class OtherRanks:
         """The plan of least predicted time that fits; `current` where it is among them, and the
         best one not quicker by that part of its time. None where nothing fits, or has a price."""
         free = current.ranks is None and not current.stages
-        choice = decide(self, survey(self, self.known), current if free else None)
+        try:
+            choice = decide(self, survey(self, self.known), current if free else None)
+        except Exception as error:  # what may never be needed does not end the run
+            self.partitions.say(f"no plan is prepared for {self.known.devices} ranks: {error}")
+            return None
         fitting = {c.plan: c.seconds for c in choice.candidates if c.fits and c.time is not None}
         best = next(iter(fitting), None)
-        stays = best and fitting[best] > (1.0 - gain) * fitting.get(current, float("inf"))
+        times = {plain(p): t for p, t in sorted(fitting.items(), key=lambda x: -x[1])}
+        stays = best and fitting[best] > (1.0 - gain) * times.get(plain(current), inf)
         return current if stays else best
 
     def agreed(self, find: Find[T], write: Write[T], read: Read[T]) -> list[T]:

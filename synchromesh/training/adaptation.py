@@ -64,15 +64,20 @@ class Adaptation:
     def prepare(self) -> None:
         """Plans for other ranks, by what is known of these, where this one may change, or was
         chosen; all call alike."""
-        planning, plan = self._execution.planning, self._execution.plan
-        known, own = planning.profile, self._execution.world.member
+        planning, plan, world = (
+            self._execution.planning, self._execution.plan, self._execution.world
+        )  # fmt: skip
+        known, own = planning.profile, world.member
         if self.adapter is not None:
             known = self.adapter.profile
         elif planning.choice is None:
             return
-        if own is not None and known is not None and plan.usual:
+        # a loss ends runs on GPUs; of one rank no link is known
+        possible = own is not None and world.size > 1 and world.backend == "gloo"
+        if own is not None and known is not None and possible and plan.usual:
             step, gain = self._execution.active.step, decision.LIMITS.gain
-            planning.prepare(step, known, own.hosts, plan, gain)
+            follow = self.batches is not None and self.batches.of_ranks
+            planning.prepare(step, known, own.hosts, plan, gain, follow)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -123,9 +128,13 @@ class Adaptation:
                 self._costs = []
         plan, facts = self._execution.plan, planning.facts(active.step)
         run = LiveRun(facts, plan, active.partition, self._switch)
-        made = adapter.act(run, steps, to_come)
+        return self._acted(adapter.act(run, steps, to_come))
+
+    def _acted(self, made: Decision | None) -> Decision | None:
+        """Behind a decision: costs may be of a plan that is gone, and prepared plans, too."""
         if made is not None and made.measuring_seconds:
-            self._forget_costs()  # of a plan that may be gone
+            self._forget_costs()
+        if made is not None and (made.measuring_seconds or (made.switched and not self.trying)):
             self.prepare()
         return made
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from synchromesh.launcher.generation import Generation
+from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.memory import Shortage
 from synchromesh.planning.other_ranks import Before, OtherRanks
 from synchromesh.trace.step import Step
@@ -38,21 +39,25 @@ class NextPlan:
         self._adapted: dict[int, Plan] = {}  # where there were so many ranks
         self._prepared: Mapping[Before, Plan] = {}  # while there were the ranks of before
         self._before: Before = ()  # of each rank, which it was then
+        self._size = 0  # then, too, and how the plan was chosen
+        self._choice: Choice | None = None
         self.why = ""  # the plan that is in force behind `shift` is
 
     def begin(self) -> None:
         """Before ranks meet."""
-        self._prepared = self._execution.planning.prepared
-        self._before = tuple(range(self._execution.world.size))
         execution, active = self._execution, self._execution.latest
         self.plan = execution.plan if execution.in_force else active.plan
+        planning = execution.planning
+        self._prepared = planning.prepared.under(self.plan, planning.rows)
+        self._before = tuple(range(execution.world.size))
+        self._size, self._choice = execution.world.size, planning.choice
         adaptation = self._adaptation
         self._known = [p for p in adaptation.known if _free(p)] or self._known
         if self._wanted is not None and active.plan == self._wanted[1]:
             self.plan = self._wanted[0]
         elif adaptation.trying:  # which is no choice
             self.plan = next(iter(self._known), self.plan)
-        elif self._prepared and _free(self.plan):
+        elif planning.prepared.plans and _free(self.plan):
             self._adapted[execution.world.size] = self.plan
 
     def renumber(self, generation: Generation) -> None:
@@ -64,9 +69,11 @@ class NextPlan:
 
     def told(self, stay: int) -> dict[str, Any]:
         """To those that go on with this rank's state, `stay` ranks."""
+        alone = self._size == 1 < stay and self._choice is not None
         plans = {
             f"that of {stay} ranks before": self._adapted.get(stay),
             "prepared for these ranks": self._prepared.get(self._before[:stay]),
+            "`single` was chosen for one rank": self.FALL_BACKS[0] if alone else None,
             "that of before": self.plan,
         }
         why, plan = next((why, plan) for why, plan in plans.items() if plan is not None)
@@ -110,5 +117,5 @@ class NextPlan:
 
 
 def _free(plan: Plan) -> bool:
-    """Whether it names no ranks: it is for any number of them."""
-    return plan.ranks is None and not plan.stages
+    """Whether it names no ranks, and gives none its rows: it is for any number of them."""
+    return plan.ranks is None and plan.rows is None and not plan.stages

@@ -70,6 +70,8 @@ class Survival:
     def offer(self, marks: Mapping[str, str], steps: int) -> None:
         """This rank could take part in a run of ranks with the same marks from now on."""
         if (own := self._execution.world.member) is not None:
+            if self._adaptation.adapter is None and not self._comes:
+                self._adaptation.prepare()  # before anybody can come
             self._marks = dict(marks)
             self._execution.traces.note(self._execution.latest.step)
             if self._comes and own.cuts != self._execution.latest.step.cuts:
@@ -77,8 +79,6 @@ class Survival:
             self._offer(own)
             own.settled, own.steps = own.number, steps
             self.replication.begin()
-            if self._adaptation.adapter is None and not self._comes:
-                self._adaptation.prepare()
 
     def _offer(self, own: Member) -> None:
         """Anew before each step: nobody can come under some plans, or where batches change."""

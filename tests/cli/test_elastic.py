@@ -119,7 +119,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_a_host_comes_and_leaves(hosts: Hosts, undisturbed: list[float]) -> None:
     pytest.importorskip("torchft")
     epochs = 80
-    train = hosts.train(epochs, "--nproc", "1", "--elastic", "1:2", "--coordinator", hosts.address)
+    words = ["--nproc", "1", "--elastic", "1:2", "--coordinator", hosts.address, "--plan", "auto"]
+    train = hosts.train(epochs, *words)
     until(lambda: hosts.logged("step"))
     join = hosts.start("join", hosts.address, "--nproc", "1", "--notice-file", "notice")
     until(lambda: hosts.logged("generation"))
@@ -133,6 +134,7 @@ def test_a_host_comes_and_leaves(hosts: Hosts, undisturbed: list[float]) -> None
     assert train.returncode == 0, told
     found = json.loads(out)["generations"]
     assert [g["cause"] for g in found] == ["1 rank came", "1 rank leaves", "rank 1 has left"]
+    assert (found[0]["plan"], found[0]["why"]) == ("data", "`single` was chosen for one rank")
     assert [(g["hosts"], g["ranks"]) for g in found] == [(2, 2), (2, 2), (1, 1)]
     assert all(g["lost_steps"] == 0 for g in found)
     losses = [x["loss"] for x in hosts.logged("step")]

@@ -12,7 +12,8 @@ from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import price
 from synchromesh.planner.decision.decide import decide, survey
 from synchromesh.planner.problem import PlanningProblem
-from synchromesh.planning.other_ranks import Before, OtherRanks, likely
+from synchromesh.planning import other_ranks
+from synchromesh.planning.other_ranks import Before, OtherRanks, Prepared, likely
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
@@ -98,3 +99,27 @@ def test_the_plan_of_before_is_kept_where_no_other_is_clearly_quicker() -> None:
 def test_nothing_is_prepared_that_does_not_fit() -> None:
     found = others("odd_mlp", (0, 1, 2), limit=0.0)
     assert found.best(Plan.parse("data"), 0.0) is None
+
+
+def test_open_pieces_are_no_other_plan() -> None:
+    plan = Plan.parse("tensor")
+    assert others("odd_mlp", (0, 1)).best(plan, 0.999) == plan
+
+
+def test_a_search_that_fails_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise RuntimeError("no such facts")
+
+    monkeypatch.setattr(other_ranks, "decide", fails)
+    said = list[str]()
+    found = others("odd_mlp", (0, 1))
+    found.partitions.say = said.append
+    assert found.best(Plan.parse("data"), 0.0) is None
+    assert said[-1] == "no plan is prepared for 2 ranks: no such facts"
+
+
+def test_plans_hold_while_the_plan_and_the_rows_are_those_of_then() -> None:
+    plan, plans = Plan.parse("data"), {(0, 1): Plan.parse("zero1")}
+    prepared = Prepared(plan, 12, plans)
+    assert prepared.under(Plan.parse("data; @pieces=4"), 12) == plans
+    assert prepared.under(plan, 24) == prepared.under(Plan.parse("zero1"), 12) == {}

@@ -37,6 +37,7 @@ def test_the_best_that_was_predicted_and_fits_is_taken(
     [
         ("auto", "1:6:step", 3, "prepared for these ranks"),
         ("auto", "1:6:step 2:6:step", 2, "that of before"),  # of two losses nothing is prepared
+        ("auto", "switch@3=sharded-data 1:6:step", 3, "that of before"),
         (PLAN, "1:6:step", 3, f"{PLAN} does not fit"),
     ],
 )
