@@ -147,7 +147,7 @@ class Execution:
             if plan.open_cuts:
                 plan = self._cut(plan, step)
             elif known is None:
-                step = self.step_under(step, plan)
+                step = self.step_under(step, plan, finer=regrouped is not None)
             return self._adopt(plan, step, known=known, leaves=regrouped is None)
         except ValueError:
             self.traces.cuts = cuts
@@ -161,17 +161,17 @@ class Execution:
         self.sharding = Sharding()
         self._earlier.clear()
 
-    def step_under(self, step: Step, plan: Plan) -> Step:
-        """The trace, or another one where the plan cuts it elsewhere."""
+    def step_under(self, step: Step, plan: Plan, finer: bool = False) -> Step:
+        """The trace, or another one where the plan cuts it elsewhere, unless it may be `finer`."""
         cuts = plan.cuts(self.model.paths())
-        return step if cuts == self.traces.cuts else self.traces.training_step(cuts)
+        there = cuts == self.traces.cuts or (finer and {*cuts} <= {*step.cuts})
+        return step if there else self.traces.training_step(cuts)
 
     def stays_alone(self, plan: Plan) -> bool:
         """Whether this is one device and the plan one of several, which is told."""
         why = self.check.lacking_devices(plan, self.active.step)
-        self.notices.once(
-            why and f"the plan stays {self.active.plan}, as there is one device: {why}"
-        )
+        told = f"the plan stays {self.active.plan}, as there is one device: {why}"
+        self.notices.once(why and told)
         return bool(why)
 
     def _cut(self, plan: Plan, step: Step) -> Plan:
