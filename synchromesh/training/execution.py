@@ -164,7 +164,7 @@ class Execution:
     def step_under(self, step: Step, plan: Plan, finer: bool = False) -> Step:
         """The trace, or another one where the plan cuts it elsewhere, unless it may be `finer`."""
         cuts = plan.cuts(self.model.paths())
-        there = cuts == self.traces.cuts or (finer and {*cuts} <= {*step.cuts})
+        there = cuts == self.traces.cuts or (finer and {*cuts} <= {*step.cuts, *step.chain.names})
         return step if there else self.traces.training_step(cuts)
 
     def stays_alone(self, plan: Plan) -> bool:
