@@ -28,6 +28,7 @@ from synchromesh.trace.partition.partition import Partition
 from synchromesh.trace.step import Step
 from synchromesh.values.allowance import NOTHING, Allowance
 from synchromesh.values.caution import caution
+from synchromesh.values.fault import message
 from synchromesh.values.holding import Holding
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
@@ -185,10 +186,18 @@ class LivePlanning:
             rows = max(1, self.rows * len(before) // world.size) if of_ranks else self.rows
             return OtherRanks.of(replace(problem, rows=rows), known, before, hosts)
 
+        def best(before: Before) -> tuple[str, str]:
+            try:
+                return str(other(before).best(current, gain) or ""), ""
+            except Exception as error:  # what may never be needed does not end the run
+                return "", f"no plan is prepared for {len(before)} ranks: {message(error)}"
+
         mine = [*enumerate(cases)][world.rank :: world.size]
-        best = [(n, other(before).best(current, gain)) for n, before in mine]
-        found = chain(*world.everyone.all_gather_json([(n, str(p)) for n, p in best if p]))
-        plans = {cases[n]: Plan.parse(text) for n, text in found}
+        table = world.everyone.all_gather_json([(n, *best(before)) for n, before in mine])
+        found = [*chain(*table)]
+        for fault in dict.fromkeys(fault for _, _, fault in found if fault):
+            self.say(fault)
+        plans = {cases[n]: Plan.parse(text) for n, text, _ in found if text}
         less = {len(b): b for b in plans if len(b) < world.size}
         self._others = {size: other(before).partitions for size, before in less.items()}
         for before, plan in plans.items():

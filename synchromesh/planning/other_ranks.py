@@ -96,11 +96,7 @@ class OtherRanks:
         """The plan of least predicted time that fits; `current` where it is among them, and the
         best one not quicker by that part of its time. None where nothing fits, or has a price."""
         free = current.ranks is None and not current.stages
-        try:
-            choice = decide(self, survey(self, self.known), current if free else None)
-        except Exception as error:  # what may never be needed does not end the run
-            self.partitions.say(f"no plan is prepared for {self.known.devices} ranks: {error}")
-            return None
+        choice = decide(self, survey(self, self.known), current if free else None)
         fitting = {c.plan: c.seconds for c in choice.candidates if c.fits and c.time is not None}
         best = next(iter(fitting), None)
         times = {plain(p): t for p, t in sorted(fitting.items(), key=lambda x: -x[1])}

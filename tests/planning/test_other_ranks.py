@@ -4,22 +4,25 @@ sheets say of them."""
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from synchromesh.adapt.decision import LIMITS
 from synchromesh.estimate.datasheet import DatasheetFacts
 from synchromesh.planner.candidate import price
 from synchromesh.planner.decision.decide import decide, survey
 from synchromesh.planner.problem import PlanningProblem
-from synchromesh.planning import other_ranks
+from synchromesh.planning.live import LivePlanning
 from synchromesh.planning.other_ranks import Before, OtherRanks, Prepared, likely
 from synchromesh.values.cluster import Cluster, Device, Host, Link
 from synchromesh.values.plan import Plan
 from synchromesh.values.profile import Profile
 from tests.models import family, traced
 
-GAIN, NEW = 0.08, OtherRanks.NEW
+GAIN, NEW = LIMITS.gain, OtherRanks.NEW
 
 
 def facts(name: str, rates: Sequence[float]) -> DatasheetFacts:
@@ -106,20 +109,38 @@ def test_open_pieces_are_no_other_plan() -> None:
     assert others("odd_mlp", (0, 1)).best(plan, 0.999) == plan
 
 
-def test_a_search_that_fails_prepares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: object) -> None:
-        raise RuntimeError("no such facts")
-
-    monkeypatch.setattr(other_ranks, "decide", fails)
-    said = list[str]()
-    found = others("odd_mlp", (0, 1))
-    found.partitions.say = said.append
-    assert found.best(Plan.parse("data"), 0.0) is None
-    assert said[-1] == "no plan is prepared for 2 ranks: no such facts"
-
-
 def test_plans_hold_while_the_plan_and_the_rows_are_those_of_then() -> None:
     plan, plans = Plan.parse("data"), {(0, 1): Plan.parse("zero1")}
     prepared = Prepared(plan, 12, plans)
     assert prepared.under(Plan.parse("data; @pieces=4"), 12) == plans
     assert prepared.under(plan, 24) == prepared.under(Plan.parse("zero1"), 12) == {}
+
+
+@pytest.mark.parametrize(("of_ranks", "rows"), [(False, [60] * 4), (True, [45, 45, 45, 75])])
+def test_cases_are_searched_with_their_rows_and_one_that_fails_is_told(
+    of_ranks: bool, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, profile = known("odd_mlp", *(1e9,) * 4)
+    seen, said = list[int](), list[str]()
+
+    def best(self: OtherRanks, current: Plan, gain: float) -> Plan:
+        seen.append(self.partitions.problem.rows)
+        if self.partitions.problem.devices == 5:
+            raise RuntimeError("no such facts")
+        return current
+
+    monkeypatch.setattr(OtherRanks, "best", best)
+    alone = SimpleNamespace(
+        rank=0, size=4, everyone=SimpleNamespace(all_gather_json=lambda x: [x])
+    )
+    planning: Any = SimpleNamespace(
+        world=alone, rows=60, say=said.append, facts=lambda _: SimpleNamespace(problem=problem)
+    )
+    found = dict[tuple[int, ...], Plan]()
+    for alone.rank in range(4):
+        LivePlanning.prepare(
+            planning, problem.step, profile, "abcd", Plan.parse("data"), GAIN, of_ranks
+        )
+        found |= planning.prepared.plans
+    assert (seen, set(found)) == (rows, {(0, 2, 3), (0, 1, 3), (0, 1, 2)})
+    assert said[-1] == "no plan is prepared for 5 ranks: no such facts"
