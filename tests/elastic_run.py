@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from synchromesh.engine.update_server import Server
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import SLOT
 from synchromesh.planning import rank_memory
+from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
 from synchromesh.training.adaptation import Adaptation
@@ -154,6 +156,7 @@ class Faults:
         self.trainer: sm.Trainer | None = None
         self.result: dict[str, Any] = {}
         self.seconds: list[float] = []  # of steps
+        self.places = Counter[str]()  # how often each was come to
         self.epochs: list[tuple[int, float | None]] = []  # that have ended, with their losses
 
     def install(self, trainer: sm.Trainer) -> None:
@@ -198,6 +201,7 @@ class Faults:
         setattr(owner, name, done)
 
     def at(self, place: str) -> None:
+        self.places[place] += 1
         self.wait(place)
         if self.trainer is not None and (self.trainer.steps, f"{place}~") in self.mine:
             self.mine.remove((self.trainer.steps, f"{place}~"))
@@ -254,6 +258,7 @@ class Faults:
                 found["generations"] = [r.to_dict() for r in result.recoveries]
                 found["decisions"] = [asdict(d) for d in result.decisions]
                 found["seconds"], state = self.seconds, trainer.state
+                found["measured_all"] = self.places["all"]
                 found["updates"], found["epochs"] = result.updates, self.epochs
                 if (own := trainer.world.member) is not None:
                     held, adam = state.holdings.values(), 2.0  # bytes of state for one
@@ -357,18 +362,10 @@ def one_process(rows: dict[int, int], epochs: int, file: Path) -> None:
 
 
 def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto") -> None:
-    names = (
-        "replicate",
-        "own",
-        "batches",
-        "rows",
-        "resume",
-        "compare",
-        "data",
-        "spike",
-        "adapt",
+    names = [
+        "replicate", "own", "batches", "rows", "resume", "compare", "data", "spike", "adapt",
         "known",
-    )
+    ]  # fmt: skip
     said = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     asked = {name: said[name] for name in names if name in said}
     words = tuple(word for word in words if word.partition("=")[0] not in names)
@@ -387,6 +384,7 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
     if "adapt" in asked:
         Loop.SETTLED = int(asked["adapt"])
         decision.LIMITS = replace(decision.LIMITS, measuring_share=9.0)
+        faults.before(LiveFacts, "_besides", "all")
     if "spike" in asked:
         jump(int(asked["spike"]))
     fit(
