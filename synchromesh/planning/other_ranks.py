@@ -53,6 +53,25 @@ class Prepared:
         return self.plans if (plain(plan), rows) == (self.current, self.rows) else {}
 
 
+def remade(known: Profile, before: Before) -> Profile:
+    """Of these ranks, by `known` of those before."""
+    at = stand_ins(known, before)
+
+    def curves(measured: tuple[Curve, ...]) -> Iterable[Curve]:
+        return (measured[min(r, len(measured) - 1)] for r in at)
+
+    device = replace(known.device, slowdowns=tuple(map(known.device.slowdown_of, at)))
+    of_these = known.remade(curves, known.relative_slowdown({*at}))
+    return replace(of_these, devices=len(at), device=device)
+
+
+def stand_ins(known: Profile, before: Before) -> list[int]:
+    """The rank before that each computes as: one that comes as the median one."""
+    slow = known.relative_slowdowns or (1.0,) * known.devices
+    middle = sorted(range(len(slow)), key=slow.__getitem__)[len(slow) // 2]
+    return [middle if r == OtherRanks.NEW else r for r in before]
+
+
 def likely(hosts: Sequence[str]) -> list[Before]:
     """What ranks there may be next: those without each host but the first, with which the run
     would end (on one host, without each rank), and with one host more. hosts: of each rank."""
@@ -66,7 +85,7 @@ def likely(hosts: Sequence[str]) -> list[Before]:
 class OtherRanks:
     """A planning problem on ranks that are known by those of now: as `planner.problem.Facts`."""
 
-    NEW: ClassVar = -1
+    NEW: ClassVar = -1  # as of `launcher.generation.Generation`
     extrapolation: ClassVar[float] = inf  # nothing can be timed with more rows
 
     partitions: PartitionCache
@@ -77,20 +96,10 @@ class OtherRanks:
         cls, problem: PlanningProblem, known: Profile, before: Before, hosts: Sequence[str]
     ) -> "OtherRanks":
         """problem, known: of the ranks of now; hosts: of each of these."""
-        slow = known.relative_slowdowns or (1.0,) * problem.devices
-        middle = sorted(range(len(slow)), key=slow.__getitem__)[len(slow) // 2]
-        at = [middle if r == cls.NEW else r for r in before]
-        problem = replace(
-            problem, devices=len(at), limits=tuple(problem.limits[r] for r in at),
-            copying=problem.copying and tuple("" if r == cls.NEW else hosts[r] for r in before),
-        )  # fmt: skip
-
-        def curves(measured: tuple[Curve, ...]) -> Iterable[Curve]:
-            return (measured[min(r, len(measured) - 1)] for r in at)
-
-        device = replace(known.device, slowdowns=tuple(map(known.device.slowdown_of, at)))
-        known = known.remade(curves, known.relative_slowdown({*at}))
-        return cls(PartitionCache(problem), replace(known, devices=len(at), device=device))
+        limits = tuple(problem.limits[r] for r in stand_ins(known, before))
+        copying = problem.copying and tuple("" if r == cls.NEW else hosts[r] for r in before)
+        problem = replace(problem, devices=len(before), limits=limits, copying=copying)
+        return cls(PartitionCache(problem), remade(known, before))
 
     def best(self, current: Plan, gain: float) -> Plan | None:
         """The plan of least predicted time that fits; `current` where it is among them, and the

@@ -19,6 +19,7 @@ from synchromesh.training.batch_sizes import BatchChange, BatchSizes
 from synchromesh.training.execution import Execution
 from synchromesh.training.learning_rate import ScaledRate
 from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 NO_COST = (0, 0)
 
@@ -53,31 +54,32 @@ class Adaptation:
         candidates = [c for c in known if not (apart or c.plan.sync.asynchronous)]
         self._earlier = self.decisions
         self.adapter = Adapter(profile, candidates, time.monotonic())
+        self._sizes = deque(maxlen=self.LAST)
+        self._forget_costs()
         before = max(self._execution.world.everyone.all_gather_json(self._ranks))
         self._ranks = self._execution.world.size
         if before != self._ranks:
             self.adapter.reconsider(f"the run has {self._ranks} ranks, {before} before")
-        self._sizes = deque(maxlen=self.LAST)
-        self._forget_costs()
-        self.prepare()
+        if before == self._ranks or self._execution.nothing_to_adapt:  # else behind a decision
+            self.prepare()
+
+    @property
+    def profile(self) -> Profile | None:
+        """What is known of the ranks that there are."""
+        planning = self._execution.planning
+        return self.adapter.profile if self.adapter else planning.profile or planning.earlier
 
     def prepare(self) -> None:
         """Plans for other ranks, by what is known of these, where this one may change, or was
         chosen; all call alike."""
-        planning, plan, world = (
-            self._execution.planning, self._execution.plan, self._execution.world
-        )  # fmt: skip
-        known, own = planning.profile, world.member
-        if self.adapter is not None:
-            known = self.adapter.profile
-        elif planning.choice is None:
-            return
+        execution, known, own = self._execution, self.profile, self._execution.world.member
+        plan, world = execution.plan, execution.world
         # a loss ends runs on GPUs; of one rank no link is known
-        possible = own is not None and world.size > 1 and world.backend == "gloo"
-        if own is not None and known is not None and possible and plan.usual:
-            step, gain = self._execution.active.step, decision.LIMITS.gain
+        possible = plan.usual and world.size > 1 and world.backend == "gloo"
+        if possible and own and known and (self.adapter or execution.planning.choice):
+            step, gain = execution.active.step, decision.LIMITS.gain
             follow = self.batches is not None and self.batches.of_ranks
-            planning.prepare(step, known, own.hosts, plan, gain, follow)
+            execution.planning.prepare(step, known, own.hosts, plan, gain, follow)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -132,9 +134,12 @@ class Adaptation:
 
     def _acted(self, made: Decision | None) -> Decision | None:
         """Behind a decision: costs may be of a plan that is gone, and prepared plans, too."""
-        if made is not None and made.measuring_seconds:
+        if made is None:
+            return None
+        if made.measuring_seconds:
             self._forget_costs()
-        if made is not None and (made.measuring_seconds or (made.switched and not self.trying)):
+        outdated = made.measuring_seconds or not self._execution.planning.prepared.plans
+        if outdated or (made.switched and not self.trying):
             self.prepare()
         return made
 

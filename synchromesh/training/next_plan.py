@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 from synchromesh.launcher.generation import Generation
 from synchromesh.planner.choice import Choice
 from synchromesh.planner.decision.memory import Shortage
-from synchromesh.planning.other_ranks import Before, OtherRanks
+from synchromesh.planning.other_ranks import Before, remade
 from synchromesh.trace.step import Step
 from synchromesh.training.active_plan import renumbered
 from synchromesh.training.adaptation import Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.values.layout_spec import LayoutSpec
 from synchromesh.values.plan import Plan
+from synchromesh.values.profile import Profile
 
 
 class NextPlan:
@@ -39,8 +40,9 @@ class NextPlan:
         self._adapted: dict[int, Plan] = {}  # where there were so many ranks
         self._prepared: Mapping[Before, Plan] = {}  # while there were the ranks of before
         self._before: Before = ()  # of each rank, which it was then
-        self._size = 0  # then, too, and how the plan was chosen
+        self._size = 0  # ranks then, and how the plan was chosen
         self._choice: Choice | None = None
+        self._profile: Profile | None = None  # of the ranks of before
         self.why = ""  # the plan that is in force behind `shift` is
 
     def begin(self) -> None:
@@ -52,6 +54,7 @@ class NextPlan:
         self._before = tuple(range(execution.world.size))
         self._size, self._choice = execution.world.size, planning.choice
         adaptation = self._adaptation
+        self._profile = adaptation.profile
         self._known = [p for p in adaptation.known if _free(p)] or self._known
         if self._wanted is not None and active.plan == self._wanted[1]:
             self.plan = self._wanted[0]
@@ -62,10 +65,8 @@ class NextPlan:
 
     def renumber(self, generation: Generation) -> None:
         self.plan = renumbered(self.plan, generation.before[: generation.stay])
-        new = OtherRanks.NEW
-        self._before = tuple(
-            new if r == Generation.NEW else self._before[r] for r in generation.before
-        )
+        new, before = Generation.NEW, self._before
+        self._before = tuple(new if r == new else before[r] for r in generation.before)
 
     def told(self, stay: int) -> dict[str, Any]:
         """To those that go on with this rank's state, `stay` ranks."""
@@ -77,12 +78,15 @@ class NextPlan:
             "that of before": self.plan,
         }
         why, plan = next((why, plan) for why, plan in plans.items() if plan is not None)
-        return {"plan": str(plan), "known": [str(p) for p in self._known], "why": why}
+        profile = self._profile and remade(self._profile, self._before).to_dict()
+        known = [str(p) for p in self._known]
+        return {"plan": str(plan), "known": known, "why": why, "profile": profile}
 
     def shift(self, step: Step, told: dict[str, Any], stay: int) -> None:
         """Makes it the active plan, on the ranks that stay. RuntimeError where none has room."""
         self._wanted, size, wanted = None, self._execution.world.size, Plan.parse(told["plan"])
-        self.why = told["why"]
+        self.why, profile = told["why"], told["profile"]
+        self._execution.planning.earlier = profile and Profile.from_dict(profile)
         only = tuple(range(stay)) if stay < size else None
         try:
             if only is not None and not _free(wanted):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.local_kills import apart
+from tests.training import test_recovery
 from tests.training.test_recovery import NEAR, launched
 
 PLAN = "hybrid:tensor=2"  # fits four ranks, and not three
@@ -63,9 +64,15 @@ def test_ranks_that_are_as_many_as_before_go_back_to_their_plan(tmp_path: Path) 
     assert (come["ranks"], come["plan"], come["why"]) == (4, PLAN, "that of 4 ranks before")
 
 
-def test_the_adapter_looks_for_plans_of_the_ranks_that_are_left(tmp_path: Path) -> None:
-    ending, _ = launched(tmp_path / "found.json", PLAN, "1:2:step", "adapt=1")
+def test_the_adapter_looks_for_plans_of_the_ranks_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what was measured on others before, which is not measured again."""
+    monkeypatch.setattr(test_recovery, "EPOCHS", 6)
+    file, words = tmp_path / "found.json", ["1:2:step", "*:4:wait4", "adapt=1"]
+    ending, _ = launched(file, PLAN, *words, restarts=1)
     assert ending.code == 0, ending.failure
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["generations"][0]["ranks"] == 3
-    assert found["decisions"][0]["noticed"] == "the run has 3 ranks, 4 before"
+    found = json.loads(file.read_text())
+    assert [g["ranks"] for g in found["generations"]] == [3, 4]
+    assert found["decisions"][0]["noticed"] == "the run has 4 ranks, 3 before"
+    assert found["measured_all"] == 1
