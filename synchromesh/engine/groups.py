@@ -274,9 +274,6 @@ class Posted:
     sent: list[Tensor]
 
     def wait(self) -> None:
-        sends, receives = self.work[: len(self.sent)], self.work[len(self.sent) :]
-        for work in sends:
-            self.world.wait(work, sent=True)
-        if receives:
-            self.world.receive(receives)
+        if self.work:
+            self.world.receive(self.work)
         self.work, self.sent = [], []

@@ -167,7 +167,8 @@ class World:
         self.waited += time.perf_counter() - began
 
     def receive(self, works: Sequence[Any]) -> None:
-        """Waits for messages; gloo ends all connections where the time of one is over."""
+        """Waits for messages, also sent ones, of which a part may be under way behind a cut; gloo
+        ends all connections where the time of one is over."""
         began = time.perf_counter()
         self.apart(lambda: [work.wait() for work in works])
         self.waited += time.perf_counter() - began
