@@ -85,12 +85,13 @@ class Adapter:
         self.history.awaited, self._idle.next_at = None, 0
         self.phase, self._noticed = self.phase.restarted(), None
 
-    def reconsider(self, noticed: str) -> None:
-        """Steps take something else from now on, for what is `noticed`: they are learnt anew."""
+    def reconsider(self, noticed: str, sampled: bool = False) -> None:
+        """Steps take something else from now on, for what is `noticed`: they are learnt anew.
+        sampled: devices and links are, too, for what is known of them is of others."""
         self.known = KnownPlans(self.profile)
         self.monitor.follow()
         self.history.awaited = None  # it would be of other steps
-        self.phase = Phase(waiting=Drift(0.0, 0.0, False, False, noticed))
+        self.phase = Phase(waiting=Drift(0.0, 0.0, sampled, sampled, noticed))
 
     def record(self, table: Sequence[tuple[int, ...]], ranks: Sequence[int]) -> Decision | None:
         """table: microseconds computing and waiting of each of `ranks` in the last full-size step.

@@ -141,7 +141,6 @@ class LivePlanning:
         self.choice: Choice | None = None  # how the plan was found, where it was `auto`
         self.profile: Profile | None = None
         self.prepared = Prepared()
-        self.earlier: Profile | None = None  # of these ranks, by what was measured on others
         self._others: dict[int, PartitionCache] = {}  # of these, by how many they are
         self._example = example
         self._choice_rows = self.rows  # that `choice` was made for
@@ -288,11 +287,8 @@ class LivePlanning:
         return self.choice
 
     def surveyed(self, step: Step) -> Profile:
-        """The profile of all layouts; measures those of a plan that was given, and what other
-        ranks add to what is known: of four emulated hosts of 45 % of a core, links in 2 to 5 s,
-        where all takes 14 to 18 s."""
+        """The profile of all layouts; measures what is not known, of ranks before neither."""
         if self.choice is None or self.profile is None:
-            what = "links between these ranks" if self.earlier else "the other layouts"
-            self.say(f"measuring {what}, to know what there is to change to ...")
-            self.profile = self.session(step).survey(self.profile or self.earlier)
+            self.say("measuring the other layouts, to know what there is to change to ...")
+            self.profile = self.session(step).survey(self.profile)
         return self.profile

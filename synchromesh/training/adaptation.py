@@ -56,18 +56,17 @@ class Adaptation:
         self.adapter = Adapter(profile, candidates, time.monotonic())
         self._sizes = deque(maxlen=self.LAST)
         self._forget_costs()
-        before = max(self._execution.world.everyone.all_gather_json(self._ranks))
-        self._ranks = self._execution.world.size
-        if before != self._ranks:
-            self.adapter.reconsider(f"the run has {self._ranks} ranks, {before} before")
-        if before == self._ranks or self._execution.nothing_to_adapt:  # else behind a decision
-            self.prepare()
+        counts = self._execution.world.everyone.all_gather_json(self._ranks)
+        self._ranks, before = self._execution.world.size, max(counts)
+        if {*counts} == {self._ranks}:
+            return self.prepare()
+        others = f"{before} before" if before != self._ranks else "not those of before"
+        self.adapter.reconsider(f"the run has {self._ranks} ranks, {others}", sampled=True)
 
     @property
     def profile(self) -> Profile | None:
         """What is known of the ranks that there are."""
-        planning = self._execution.planning
-        return self.adapter.profile if self.adapter else planning.profile or planning.earlier
+        return self.adapter.profile if self.adapter else self._execution.planning.profile
 
     def prepare(self) -> None:
         """Plans for other ranks, by what is known of these, where this one may change, or was
@@ -134,14 +133,18 @@ class Adaptation:
 
     def _acted(self, made: Decision | None) -> Decision | None:
         """Behind a decision: costs may be of a plan that is gone, and prepared plans, too."""
-        if made is None:
-            return None
-        if made.measuring_seconds:
+        if made is not None and made.measuring_seconds:
             self._forget_costs()
-        outdated = made.measuring_seconds or not self._execution.planning.prepared.plans
-        if outdated or (made.switched and not self.trying):
+        outdated = made and (made.measuring_seconds or (made.switched and not self.trying))
+        if outdated or not (self._awaited or self._execution.planning.prepared.current):
             self.prepare()
         return made
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether a decision on what was noticed is to come at once."""
+        phase = None if self.adapter is None else self.adapter.phase
+        return phase is not None and phase.waiting is not None and not phase.reported
 
     def sizes(self, loader: Loader, rates: object) -> BatchSizes:
         """That change the batches of `loader`, the only one; rates: the trainer's scheduler."""
@@ -187,7 +190,7 @@ class Adaptation:
         self.restart()
 
     def end(self) -> None:
-        """Nothing is known of the ranks that there are now."""
+        """What is known is of the ranks before."""
         self._earlier, self.adapter = self.decisions, None
         if self.batches is not None:
             self.batches.regroup()

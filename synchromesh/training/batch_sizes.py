@@ -136,7 +136,7 @@ class BatchSizes:
             rates.resize(loader.batch_size, rates.lowered)
 
     def regroup(self) -> None:
-        """There are other ranks, of which nothing is known."""
+        """What was predicted is of the ranks before."""
         self._of_step = self._prices = None
         self._likely = []
 

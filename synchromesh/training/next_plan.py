@@ -5,7 +5,7 @@
       -> where it does not fit, the quickest that does of those predicted before, on other ranks
       -> `data`, or `sharded-data`, whichever has room for the state
 
-Once steps have settled the adapter measures the ranks that there are, and looks for a better one
+Once steps have settled the adapter samples what these ranks take, and looks for a better one
 (training/adaptation.py)."""
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class NextPlan:
         """Makes it the active plan, on the ranks that stay. RuntimeError where none has room."""
         self._wanted, size, wanted = None, self._execution.world.size, Plan.parse(told["plan"])
         self.why, profile = told["why"], told["profile"]
-        self._execution.planning.earlier = profile and Profile.from_dict(profile)
+        self._execution.planning.profile = profile and Profile.from_dict(profile)
         only = tuple(range(stay)) if stay < size else None
         try:
             if only is not None and not _free(wanted):
