@@ -42,6 +42,7 @@ from synchromesh.engine.update_server import Server
 from synchromesh.engine.world import World
 from synchromesh.launcher.generation import SLOT
 from synchromesh.planning import rank_memory
+from synchromesh.profiling import reprofile
 from synchromesh.profiling.live_facts import LiveFacts
 from synchromesh.trace.capture.batch import take_parts
 from synchromesh.training import events
@@ -258,7 +259,7 @@ class Faults:
                 found["generations"] = [r.to_dict() for r in result.recoveries]
                 found["decisions"] = [asdict(d) for d in result.decisions]
                 found["seconds"], state = self.seconds, trainer.state
-                found["measured_all"] = self.places["all"]
+                found["places"] = self.places
                 found["updates"], found["epochs"] = result.updates, self.epochs
                 if (own := trainer.world.member) is not None:
                     held, adam = state.holdings.values(), 2.0  # bytes of state for one
@@ -384,7 +385,9 @@ def main(file: str, plan: str, epochs: str, *words: str, replicate: str = "auto"
     if "adapt" in asked:
         Loop.SETTLED = int(asked["adapt"])
         decision.LIMITS = replace(decision.LIMITS, measuring_share=9.0)
-        faults.before(LiveFacts, "_besides", "all")
+        faults.before(LiveFacts, "_besides", "all measured")
+        faults.before(reprofile, "_devices_again", "devices sampled")
+        faults.before(reprofile, "_links_again", "links sampled")
     if "spike" in asked:
         jump(int(asked["spike"]))
     fit(

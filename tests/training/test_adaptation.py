@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from synchromesh.adapt.adapter import Adapter
+from synchromesh.planning.other_ranks import Prepared
 from synchromesh.training.adaptation import NO_COST, Adaptation
 from synchromesh.training.execution import Execution
 from synchromesh.values.plan import Plan
@@ -18,7 +19,9 @@ def adaptation() -> Adaptation:
     groups = SimpleNamespace(ranks=(0, 2))
     execution = SimpleNamespace(
         active=SimpleNamespace(plan=Plan.parse("data"), step=None, partition=None, groups=groups),
-        planning=SimpleNamespace(rows=12, facts=lambda step: None),
+        planning=SimpleNamespace(
+            rows=12, facts=lambda step: None, prepared=Prepared(Plan.parse("data"))
+        ),
         pieces=SimpleNamespace(possible=False, chosen=1),
         noise=SimpleNamespace(cut=False),
         plan=Plan.parse("data"),

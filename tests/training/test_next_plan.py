@@ -67,7 +67,7 @@ def test_ranks_that_are_as_many_as_before_go_back_to_their_plan(tmp_path: Path) 
 def test_the_adapter_looks_for_plans_of_the_ranks_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what was measured on others before, which is not measured again."""
+    """By what was measured on others before, which is sampled, and not measured anew."""
     monkeypatch.setattr(test_recovery, "EPOCHS", 6)
     file, words = tmp_path / "found.json", ["1:2:step", "*:4:wait4", "adapt=1"]
     ending, _ = launched(file, PLAN, *words, restarts=1)
@@ -75,4 +75,6 @@ def test_the_adapter_looks_for_plans_of_the_ranks_that_there_are(
     found = json.loads(file.read_text())
     assert [g["ranks"] for g in found["generations"]] == [3, 4]
     assert found["decisions"][0]["noticed"] == "the run has 4 ranks, 3 before"
-    assert found["measured_all"] == 1
+    places = found["places"]
+    assert places["all measured"] == 1
+    assert places["devices sampled"] > 0 and places["links sampled"] > 0
