@@ -157,18 +157,18 @@ class World:
         told = self.member is not None and self.member.told
         return self._left or told or (self.control is not None and bool(self.control.lost))
 
-    def wait(self, work: Any, sent: bool = False) -> None:
-        """Counts the seconds, too; on CUDA the host never waits. sent: it is a message."""
+    def wait(self, work: Any) -> None:
+        """Waits for a collective and counts the seconds; on CUDA the host never waits."""
         began = time.perf_counter()
-        if sent or not self.elastic:
-            work.wait()
-        else:
+        if self.elastic:
             self.finish(work)
+        else:
+            work.wait()
         self.waited += time.perf_counter() - began
 
     def receive(self, works: Sequence[Any]) -> None:
-        """Waits for messages, also sent ones, of which a part may be under way behind a cut; gloo
-        ends all connections where the time of one is over."""
+        """The same of messages, sent or to come; gloo ends all connections where the time of one
+        is over."""
         began = time.perf_counter()
         self.apart(lambda: [work.wait() for work in works])
         self.waited += time.perf_counter() - began

@@ -287,7 +287,7 @@ class LivePlanning:
         return self.choice
 
     def surveyed(self, step: Step) -> Profile:
-        """The profile of all layouts; measures what is not known, of ranks before neither."""
+        """The profile of all layouts; measures what neither these ranks nor those before know."""
         if self.choice is None or self.profile is None:
             self.say("measuring the other layouts, to know what there is to change to ...")
             self.profile = self.session(step).survey(self.profile)

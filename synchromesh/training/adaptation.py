@@ -72,10 +72,12 @@ class Adaptation:
         """Plans for other ranks, by what is known of these, where this one may change, or was
         chosen; all call alike."""
         execution, known, own = self._execution, self.profile, self._execution.world.member
+        if own is None:  # as each step of a run that is not elastic asks
+            return
         plan, world = execution.plan, execution.world
         # a loss ends runs on GPUs; of one rank no link is known
         possible = plan.usual and world.size > 1 and world.backend == "gloo"
-        if possible and own and known and (self.adapter or execution.planning.choice):
+        if possible and known and (self.adapter or execution.planning.choice):
             step, gain = execution.active.step, decision.LIMITS.gain
             follow = self.batches is not None and self.batches.of_ranks
             execution.planning.prepare(step, known, own.hosts, plan, gain, follow)
